@@ -1,0 +1,392 @@
+"""Which trial comes next, and which configurations are not worth one (the simple campaign).
+
+Eager facts first, then regional, then the whole model, then the other modes, then the warm start of
+what would be advised. A trial has a price, and a configuration whose best case cannot bring it back
+is recorded as skipped, with the reason. Pure: nothing is run here, and time is passed in.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from advisor import wording
+from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, BestCase, Seen, best_case
+from advisor.models.economics import Bill, affordable_compile_s, point_total_s
+from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
+from advisor.models.plan import Plan
+from advisor.models.statistics import speedup
+from advisor.profiler.records import (
+    Config,
+    Dynamic,
+    Failure,
+    Mode,
+    Scope,
+    Trial,
+    TrialKind,
+    TrialStatus,
+)
+from advisor.request import AdviceRequest
+from advisor.units import config_name
+
+CUDA_GRAPH_MODES = frozenset({Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE})
+_ALL_MODES = (
+    Mode.DEFAULT,
+    Mode.REDUCE_OVERHEAD,
+    Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS,
+    Mode.MAX_AUTOTUNE,
+)
+_FIRST = (Config(scope=Scope.REGIONAL), Config(scope=Scope.MODEL))
+# A trial before anything is known: torch imported, the model built, eager steps made steady.
+EAGER_TRIAL_S = 25.0
+# ABBA: a quad is four blocks of at least one step.
+BLOCKS_OF_QUAD = 4
+
+# What a failure says about all configurations of the same backend: they need the same tools.
+_MISSING_TOOLS = re.compile(
+    r"no working c\+\+ compiler|InvalidCxxCompiler|c\+\+ compiler|cannot find a working triton"
+    r"|TritonMissing|GPUTooOldForTriton|python 3\.\d+\+? (?:is )?not (?:yet )?supported",
+    re.IGNORECASE,
+)
+# How an end in mode default speaks for the other modes of its scope: they run the same front end,
+# or compile for at least as long.
+_SPEAKS_FOR_MODES = {
+    Doubt.NO_GRAPH: "ran without any graph, and the mode does not change what is captured",
+    Doubt.NOT_COVERED: "hardly ran compiled, and the mode does not change what is captured",
+}
+_STATUS_SPEAKS_FOR_MODES = {
+    TrialStatus.FAILED_TO_COMPILE: "failed in the part that all modes share",
+    TrialStatus.CRASHED: "crashed in the part that all modes share",
+    TrialStatus.TIMED_OUT: "compiled for too long, and this compiles no faster",
+    TrialStatus.CUT_OFF: "compiled for too long, and this compiles no faster",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """The trial to run next.
+
+    `cut_off_s` is the compile time beyond which the configuration can only lose, `expected_s` what
+    the trial will probably take, `budget_left_s` the longest it may take in all.
+    """
+
+    kind: TrialKind
+    config: Config | None
+    cut_off_s: float | None
+    plan_steps: float | None
+    why: str
+    expected_s: float
+    from_trial_id: str | None = None
+    budget_left_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Skip:
+    kind: str
+    message: str
+
+
+def candidates(
+    request: AdviceRequest, device: str, shapes: int, scope: Scope
+) -> tuple[Config, ...]:
+    """Returns all configurations to consider, in the order of trying.
+
+    `scope` is the one that the further modes are tried in; `shapes` the number of batch shapes.
+    """
+    if request.limits.configs:
+        return tuple(dict.fromkeys(request.limits.configs))
+    further = [Config(scope=scope, dynamic=Dynamic.TRUE)] if shapes > 1 else []
+    further += [
+        Config(scope=scope, mode=mode)
+        for mode in _ALL_MODES[1:]
+        if device == "cuda" or mode not in CUDA_GRAPH_MODES
+    ]
+    return (*_FIRST, *further)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outlook:
+    """What an untried configuration could bring to the plan at best, and what finding out costs.
+
+    `now_s` is the shortest total so far, without waiting for data, and `now` what reaches it.
+    """
+
+    config: Config
+    plan: Plan
+    steps: float
+    eager_step_s: float
+    best: BestCase
+    now_s: float
+    now: str
+    measuring_s: float
+
+    @property
+    def best_s(self) -> float:
+        """The plan's seconds in the best case."""
+        start_s = self.best.compile_s
+        return point_total_s(self.plan, self.steps, self._step_s, start_s, start_s * WARM_SHARE)
+
+    @property
+    def price_s(self) -> float:
+        """What a trial takes at the very least; loading and warming up come on top."""
+        return self.best.compile_s + self.measuring_s
+
+    @property
+    def cut_off_s(self) -> float:
+        """The compile time beyond which it can only lose, fast as it may be."""
+        return affordable_compile_s(self.plan, self.steps, self._step_s, self.now_s, WARM_SHARE)
+
+    @property
+    def _step_s(self) -> float:
+        return self.eager_step_s / self.best.speedup
+
+    def not_worth_it(self) -> _Skip | None:
+        """Returns why even the best case does not bring the price of the trial back."""
+        saves_s = self.now_s - self.best_s
+        if saves_s > self.price_s:
+            return None
+        sentence = wording.cannot_pay(self.best, saves_s, self.now_s, self.now, self.price_s)
+        return _Skip("cannot_pay", sentence)
+
+
+class Campaign:
+    """The trials behind one piece of advice: says which comes next, and takes their results."""
+
+    def __init__(
+        self, request: AdviceRequest, *, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+    ) -> None:
+        """Makes a campaign that knows nothing yet. `new_id` names the skipped trials."""
+        self._request = request
+        self._new_id = new_id
+        self._trials: list[Trial] = []
+        self._spent_s = 0.0
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """All trials so far in their order, the skipped ones included."""
+        return tuple(self._trials)
+
+    @property
+    def eager(self) -> Trial | None:
+        """The eager facts, None before they were measured."""
+        return next((t for t in self._trials if t.kind is TrialKind.EAGER), None)
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds of all trials so far."""
+        return self._spent_s
+
+    def total_configurations(self) -> int:
+        """Returns how many configurations are considered, skipped ones included."""
+        return len(self._candidates())
+
+    def add(self, trial: Trial, wall_s: float) -> None:
+        """Takes the result of the trial that `next` asked for and the time that it took."""
+        self._trials.append(trial)
+        self._spent_s += wall_s
+
+    def next(self) -> Step | None:
+        """Returns the trial to run now, or None when the campaign is over.
+
+        Configurations that are not worth a trial are added to `trials` as skipped on the way.
+        Asking twice without a result in between gives the same answer.
+        """
+        if self.eager is None:
+            return Step(
+                kind=TrialKind.EAGER,
+                config=None,
+                cut_off_s=None,
+                plan_steps=self._request.plan.steps,
+                why=wording.EAGER_FIRST,
+                expected_s=EAGER_TRIAL_S,
+                budget_left_s=self._left_s(),
+            )
+        common = base(self._trials)
+        if self.eager.status is not TrialStatus.OK or common is None:
+            return None
+        for config in self._candidates():
+            if any(t.config == config for t in self._trials):
+                continue
+            outlook = self._outlook(config, common)
+            expected_s = self._startup_s() + outlook.best.usual_compile_s
+            expected_s += self._measuring_s(common)
+            skip = (
+                self._impossible(config) or outlook.not_worth_it() or self._unaffordable(expected_s)
+            )
+            if skip is not None:
+                self._skip(config, skip)
+                continue
+            return Step(
+                kind=TrialKind.COMPILE,
+                config=config,
+                cut_off_s=outlook.cut_off_s,
+                plan_steps=outlook.steps,
+                why=wording.could_bring(
+                    config, outlook.best, outlook.best_s, outlook.now_s, outlook.now
+                ),
+                expected_s=expected_s,
+                budget_left_s=self._left_s(),
+            )
+        return self._warm_start(common)
+
+    def _candidates(self) -> tuple[Config, ...]:
+        facts = self.eager.workload if self.eager else None
+        shapes = len(facts.shapes) if facts else 1
+        return candidates(self._request, self._device(), shapes, self._further_scope())
+
+    def _device(self) -> str:
+        environment = self.eager.environment if self.eager else None
+        device = environment.device if environment else self._request.workload.device
+        return device.partition(":")[0]
+
+    def _further_scope(self) -> Scope:
+        """Returns the scope in which mode default did better; the whole model when in doubt."""
+        common = base(self._trials)
+        totals = {
+            e.config: self._bill(e, common).expected_total_s
+            for e in gather(self._trials)
+            if common and e.config in _FIRST and doubt(e, self._memory_limit()) is None
+        }
+        return min(totals, key=lambda config: totals[config]).scope if totals else Scope.MODEL
+
+    def _outlook(self, config: Config, common: Base) -> _Outlook:
+        plan = self._request.plan
+        steps = plan.steps_planned(common.step_s)
+        totals = [(point_total_s(plan, steps, common.step_s, 0.0, 0.0), "eager")]
+        for evidence, found in self._paying(replace(common, data_wait_s=0.0)):
+            totals.append((found.expected_total_s, config_name(evidence.config)))
+        now_s, now = min(totals)
+        return _Outlook(
+            config=config,
+            plan=plan,
+            steps=steps,
+            eager_step_s=common.step_s,
+            best=best_case(config, self._device(), self._seen()),
+            now_s=now_s,
+            now=now,
+            measuring_s=self._least_measuring_s(common),
+        )
+
+    def _unaffordable(self, expected_s: float) -> _Skip | None:
+        left_s, budget_s = self._left_s(), self._request.limits.budget_s
+        if left_s is None or budget_s is None or expected_s <= left_s:
+            return None
+        return _Skip("over_budget", wording.over_budget(expected_s, left_s, budget_s))
+
+    def _impossible(self, config: Config) -> _Skip | None:
+        """Returns why a configuration cannot work here, whatever it would bring."""
+        facts = self.eager.workload if self.eager else None
+        if config.mode in CUDA_GRAPH_MODES and self._device() != "cuda":
+            return _Skip("not_on_device", wording.needs_cuda_graphs(config, self._device()))
+        if config.scope is Scope.REGIONAL and not (facts and facts.blocks):
+            return _Skip("no_blocks", wording.no_blocks(facts))
+        for evidence in gather(self._trials):
+            because = self._rules_out(evidence, config)
+            if because:
+                found = doubt(evidence, self._memory_limit())
+                return _Skip("ruled_out", wording.ruled_out(evidence.trial, found, because))
+        return None
+
+    def _rules_out(self, evidence: Evidence, config: Config) -> str | None:
+        """Returns why one configuration's end speaks for `config` too, or None when it does not."""
+        trial, known = evidence.trial, evidence.config
+        message = f"{trial.failure.kind} {trial.failure.message}" if trial.failure else ""
+        if known.backend == config.backend and _MISSING_TOOLS.search(message):
+            return "lacks a tool that this needs as well"
+        if known.scope is not config.scope or known.mode is not Mode.DEFAULT:
+            return None
+        if config.mode is Mode.DEFAULT and trial.status in (
+            TrialStatus.TIMED_OUT,
+            TrialStatus.CUT_OFF,
+        ):
+            # One compile for all shapes may well be faster than one for each.
+            return None
+        found = doubt(evidence, self._memory_limit())
+        if found is Doubt.FAILED:
+            return _STATUS_SPEAKS_FOR_MODES.get(trial.status)
+        return _SPEAKS_FOR_MODES.get(found) if found else None
+
+    def _skip(self, config: Config, skip: _Skip) -> None:
+        self._trials.append(
+            Trial(
+                trial_id=self._new_id(),
+                kind=TrialKind.COMPILE,
+                status=TrialStatus.SKIPPED,
+                config=config,
+                failure=Failure(kind=skip.kind, message=skip.message),
+            )
+        )
+
+    def _warm_start(self, common: Base) -> Step | None:
+        """Returns the warm trial of what would be advised, if its figure is worth its price."""
+        plan = self._request.plan
+        best = min(self._paying(common), key=lambda found: found[1].expected_total_s, default=None)
+        if best is None:
+            return None
+        evidence, _ = best
+        trial = evidence.trial
+        tried = any(t.kind is TrialKind.WARM and t.config == trial.config for t in self._trials)
+        if tried or not trial.cache_folder:
+            return None
+        cold = trial.cold_start_s or 0.0
+        expected = self._startup_s() + USUAL_WARM_SHARE * cold + self._measuring_s(common)
+        left = self._left_s()
+        worth_it = plan.restarts > 0 or cold * (1 - WARM_SHARE) > expected
+        if not worth_it or (left is not None and expected > left):
+            return None
+        return Step(
+            kind=TrialKind.WARM,
+            config=evidence.config,
+            cut_off_s=None,
+            plan_steps=plan.steps_planned(common.step_s),
+            why=wording.warm_start_wanted(evidence.config, cold, plan.restarts),
+            expected_s=expected,
+            from_trial_id=trial.trial_id,
+            budget_left_s=left,
+        )
+
+    def _paying(self, common: Base) -> Iterator[tuple[Evidence, Bill]]:
+        """Yields what would be advised if an unknown warm start turned out as short as any."""
+        plan = self._request.plan
+        for evidence in gather(self._trials):
+            if doubt(evidence, self._memory_limit()) is None:
+                found = self._bill(evidence, common)
+                if found.p_saves >= plan.confidence:
+                    yield evidence, found
+
+    def _bill(self, evidence: Evidence, common: Base) -> Bill:
+        return bill_of(evidence, common, self._request.plan, warm_share=WARM_SHARE)
+
+    def _memory_limit(self) -> int | None:
+        return self._request.limits.memory_limit_bytes
+
+    def _left_s(self) -> float | None:
+        budget = self._request.limits.budget_s
+        return None if budget is None else max(0.0, budget - self._spent_s)
+
+    def _startup_s(self) -> float:
+        """Returns what a further trial takes before it compiles: what the eager one took."""
+        return self.eager.wall_s if self.eager and self.eager.wall_s else EAGER_TRIAL_S
+
+    def _least_measuring_s(self, common: Base) -> float:
+        measuring = self._request.measuring
+        least = measuring.min_quads * BLOCKS_OF_QUAD * common.step_s
+        return min(least, measuring.max_steady_s)
+
+    def _measuring_s(self, common: Base) -> float:
+        """Returns the usual time of the steady phase: between the least and the most."""
+        return (self._least_measuring_s(common) + self._request.measuring.max_steady_s) / 2
+
+    def _seen(self) -> tuple[Seen, ...]:
+        """Returns what the trials so far showed of this workload's gains and compile times."""
+        found = []
+        for evidence in gather(self._trials):
+            trial = evidence.trial
+            usable = doubt(evidence, self._memory_limit()) is None
+            if usable and trial.cold_start_s is not None:
+                high = speedup(evidence.pairs).high
+                settled = not trial.recompile_limit_hit
+                found.append(Seen(evidence.config, high, trial.cold_start_s, settled))
+        return tuple(found)

@@ -1,0 +1,306 @@
+"""What to advise, from the trials of a campaign: compile how, or stay eager, and why.
+
+The rule (design §6): the lowest expected total among the configurations that really ran compiled,
+agree with eager, fit in memory and save time with at least the plan's confidence. The campaign's
+own time is spent whatever is advised, so it never changes which configuration is best; the reasons
+say how it compares with what is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from advisor import wording
+from advisor.models import statistics
+from advisor.models.economics import Bill, point_total_s
+from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
+from advisor.models.plan import Plan
+from advisor.profiler.errors import AdvisorError
+from advisor.profiler.records import (
+    Advice,
+    Alternative,
+    Config,
+    Fix,
+    HandOver,
+    Interval,
+    Trial,
+    TrialKind,
+    TrialStatus,
+)
+from advisor.request import AdviceRequest
+from advisor.units import config_name
+
+# A larger share of waiting than this is worth a warning before anything is compiled.
+LARGE_DATA_WAIT = 0.2
+# A half-width beyond this share of the speedup is called wide; 3 % is what a quiet machine gives.
+WIDE = 0.03
+# The flip must leave plain eager: beyond this the speedup is off by as much as it could gain.
+FLIP_TOLERANCE = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One configuration that was tried, with its bill where it could be billed."""
+
+    evidence: Evidence
+    doubt: Doubt | None
+    bill: Bill | None
+    confidence: float
+
+    @property
+    def config(self) -> Config:
+        return self.evidence.config
+
+    @property
+    def billed(self) -> Bill:
+        """The bill of a configuration that is known to have one."""
+        if self.bill is None:
+            raise ValueError(f"{config_name(self.config)} has no bill")
+        return self.bill
+
+    @property
+    def confident(self) -> bool:
+        """Whether it saves time with the plan's confidence."""
+        return self.bill is not None and self.bill.p_saves >= self.confidence
+
+    @property
+    def why(self) -> str:
+        """Why it cannot be advised; "" when it can."""
+        return wording.sentence_of_doubt(self.evidence.trial, self.doubt) if self.doubt else ""
+
+
+def decide(
+    request: AdviceRequest,
+    trials: Sequence[Trial],
+    campaign_s: float,
+    advice_id: str,
+    created: str,
+    *,
+    use_hand_over: bool = False,
+) -> Advice:
+    """Returns the advice that follows from `trials`.
+
+    `campaign_s` is the wall time that they took, `created` an ISO 8601 time. With `use_hand_over`
+    the real run is billed as starting from the kept cache, where its warm start was measured.
+    Raises `AdvisorError` when no trial gave even an eager step time: there is nothing to advise on.
+    """
+    common = base(trials)
+    if common is None:
+        raise AdvisorError("no trial could run", _first_failure(trials))
+    judged = [_judge(e, common, request, use_hand_over) for e in gather(trials)]
+    closest = _closest(judged)
+    bill = closest.bill if closest else None
+    best = closest if closest and closest.confident else None
+    eager_total_s = bill.eager_total_s if bill else _eager_total(request.plan, trials, common)
+    advice = Advice(
+        advice_id=advice_id,
+        created=created,
+        enable=False,
+        target=request.workload.target,
+        config=None,
+        code="",
+        speedup=None,
+        compile_s=None,
+        saved_s=None,
+        eager_total_s=eager_total_s,
+        advised_total_s=eager_total_s,
+        break_even_step=bill.break_even_step if bill else None,
+        p_saves=bill.p_saves if bill else 0.0,
+        reasons=(),
+        steps=request.plan.steps_planned(common.step_s),
+        fixes=_fixes(judged),
+        alternatives=tuple(_alternatives(judged, trials, best, request.plan)),
+        warnings=tuple(dict.fromkeys(_warnings(trials, judged, common))),
+        trials=tuple(trials),
+        workload=next((t.workload for t in reversed(trials) if t.workload), None),
+        environment=next((t.environment for t in reversed(trials) if t.environment), None),
+        campaign_s=campaign_s,
+    )
+    if best is None:
+        return replace(advice, reasons=tuple(_why_stay(judged, trials, request.plan, common)))
+    reasons = tuple(_why_compile(best, request.plan, common, campaign_s, use_hand_over))
+    return replace(_enabled(advice, best), reasons=reasons)
+
+
+def _enabled(advice: Advice, best: _Judged) -> Advice:
+    """Returns the advice with the figures and the code of the best configuration."""
+    bill, trial = best.billed, best.evidence.trial
+    hand_over = HandOver(path=trial.cache_folder, bytes=trial.cache_bytes)
+    return replace(
+        advice,
+        enable=True,
+        config=best.config,
+        code=wording.code(best.config, advice.workload, trial.form) if advice.workload else "",
+        speedup=bill.speedup,
+        compile_s=bill.compile_s,
+        saved_s=bill.saved_s,
+        advised_total_s=bill.total_s,
+        hand_over=hand_over if trial.cache_folder else None,
+        gpu_hours_saved=bill.hours_saved,
+        money_saved=bill.money_saved,
+    )
+
+
+def _judge(
+    evidence: Evidence, common: Base, request: AdviceRequest, use_hand_over: bool
+) -> _Judged:
+    found = doubt(evidence, request.limits.memory_limit_bytes)
+    if found is not None:
+        return _Judged(evidence, found, None, request.plan.confidence)
+    bill = bill_of(evidence, common, request.plan, hand_over=use_hand_over)
+    return _Judged(evidence, None, bill, request.plan.confidence)
+
+
+def _closest(judged: Sequence[_Judged]) -> _Judged | None:
+    """Returns what has the lowest expected total of those that reach the confidence.
+
+    Where none reaches it, the one that is likeliest to save.
+    """
+    usable = [found for found in judged if found.bill is not None]
+    confident = [found for found in usable if found.confident]
+    if confident:
+        return min(confident, key=lambda found: found.billed.expected_total_s)
+    order = [(-found.billed.p_saves, found.billed.expected_total_s) for found in usable]
+    return usable[order.index(min(order))] if usable else None
+
+
+def _eager_total(plan: Plan, trials: Sequence[Trial], common: Base) -> Interval:
+    """Returns the eager total where no configuration was billed: by the spread of eager steps."""
+    steps = plan.steps_planned(common.step_s)
+    waiting_s = steps * common.data_wait_s
+    work_s = point_total_s(plan, steps, common.step_s, 0.0, 0.0)
+    timings = [t.eager.step_s if t.eager else t.eager_step_s for t in trials]
+    figure = next((timing for timing in timings if timing is not None), None)
+    low, high = (figure.low / figure.median, figure.high / figure.median) if figure else (1.0, 1.0)
+    return Interval(
+        median=work_s + waiting_s, low=work_s * low + waiting_s, high=work_s * high + waiting_s
+    )
+
+
+def _why_compile(
+    best: _Judged, plan: Plan, common: Base, campaign_s: float, use_hand_over: bool
+) -> Iterator[str]:
+    bill, evidence = best.billed, best.evidence
+    yield wording.faster(bill, evidence)
+    yield wording.pays_back(bill, plan)
+    yield wording.saves(bill)
+    if plan.restarts:
+        warm_s = evidence.warm_start_s
+        cold_s = evidence.trial.cold_start_s or 0.0
+        yield wording.restarts(plan.restarts, cold_s, warm_s)
+    if plan.price_per_hour:
+        yield wording.worth(bill, plan.price_per_hour)
+    yield wording.campaign_against_savings(campaign_s, bill.saved_s)
+    if evidence.warm_start_s is not None and evidence.trial.cache_folder:
+        cold = bill_of(evidence, common, plan)
+        warm = bill_of(evidence, common, plan, hand_over=True)
+        yield wording.hand_over(evidence.trial.cache_folder, warm, cold, use_hand_over)
+
+
+def _why_stay(
+    judged: Sequence[_Judged], trials: Sequence[Trial], plan: Plan, common: Base
+) -> Iterator[str]:
+    """Yields the reasons for eager, the one that matters most first."""
+    closest = _closest(judged)
+    skipped = [t for t in trials if t.status is TrialStatus.SKIPPED and t.config and t.failure]
+    if closest is not None:
+        yield wording.stay_eager(closest.config, wording.not_paying(closest.billed, plan))
+        warm = bill_of(closest.evidence, common, plan, hand_over=True)
+        if warm.p_saves >= plan.confidence and closest.evidence.trial.cache_folder:
+            yield wording.hand_over_would_pay(closest.evidence.trial.cache_folder, warm)
+    elif judged:
+        # A compile that silently did nothing matters more than one that said that it failed.
+        silent = [found for found in judged if found.doubt is not Doubt.FAILED]
+        ordered = [*silent, *(found for found in judged if found not in silent)]
+        yield wording.all_failed([config_name(found.config) for found in ordered], ordered[0].why)
+        for found in ordered[1:]:
+            yield wording.named(found.config, found.why)
+    elif skipped:
+        # That it could not pay holds for any budget; the other reasons could be mended.
+        first = min(skipped, key=lambda t: t.failure is None or t.failure.kind != "cannot_pay")
+        yield wording.nothing_tried(first.config, first.failure.message if first.failure else "")
+    else:
+        yield wording.nothing_to_try()
+    share = _data_wait_share(common)
+    if share > LARGE_DATA_WAIT:
+        yield wording.waits_for_data(share)
+
+
+def _alternatives(
+    judged: Sequence[_Judged], trials: Sequence[Trial], best: _Judged | None, plan: Plan
+) -> Iterator[Alternative]:
+    """Yields every configuration that is not advised: the billed ones first, by their total."""
+    billed = sorted(
+        (found for found in judged if found.bill and found is not best),
+        key=lambda found: found.billed.expected_total_s,
+    )
+    for found in billed:
+        if best is not None and found.confident:
+            why_not = wording.second_best(found.billed, best.billed, best.config)
+        else:
+            why_not = wording.not_paying(found.billed, plan)
+        yield Alternative(config=found.config, why_not=why_not, total_s=found.billed.total_s)
+    for found in judged:
+        if found.bill is None:
+            yield Alternative(config=found.config, why_not=found.why)
+    for trial in trials:
+        if trial.status is TrialStatus.SKIPPED and trial.failure is not None:
+            yield Alternative(config=trial.config, why_not=trial.failure.message)
+
+
+def _warnings(trials: Sequence[Trial], judged: Sequence[_Judged], common: Base) -> Iterator[str]:
+    for trial in trials:
+        yield from trial.warnings
+    shaky = [t.eager.spread for t in trials if t.eager and not t.eager.steady]
+    if shaky:
+        yield wording.unsteady(max(shaky))
+    share = _data_wait_share(common)
+    if share > LARGE_DATA_WAIT:
+        yield wording.waits_for_data(share)
+    for found in judged:
+        yield from _warnings_of(found)
+    for trial in trials:
+        failed = trial.kind is TrialKind.WARM and trial.status is not TrialStatus.OK
+        if failed and trial.config is not None:
+            yield wording.warm_start_failed(trial)
+
+
+def _warnings_of(found: _Judged) -> Iterator[str]:
+    """Yields what makes the figures of one configuration that ran compiled less certain."""
+    if found.bill is None:
+        return
+    trial, speedup = found.evidence.trial, found.bill.speedup
+    if trial.recompile_limit_hit:
+        yield wording.limit_warning(found.config)
+    if trial.flip_check is not None and abs(trial.flip_check - 1) > FLIP_TOLERANCE:
+        yield wording.flip_warning(found.config, trial.flip_check)
+    sigma = statistics.between_processes(found.evidence.pairs)
+    if sigma > WIDE:
+        yield wording.processes_disagree(found.config, sigma)
+    elif statistics.half_width(speedup) > WIDE:
+        yield wording.wide(found.config, speedup, statistics.half_width(speedup))
+
+
+def _fixes(judged: Sequence[_Judged]) -> tuple[Fix, ...]:
+    """Returns the places that end graphs, each once, as mends whose gain was not measured."""
+    breaks = [found for each in judged for found in each.evidence.trial.graph_breaks]
+    places = {(found.file, found.line, found.cause): found for found in reversed(breaks)}
+    return tuple(
+        Fix(
+            cause=found.cause.value,
+            what=wording.graph_break(found),
+            file=found.file,
+            line=found.line,
+        )
+        for found in reversed(places.values())
+    )
+
+
+def _data_wait_share(common: Base) -> float:
+    return common.data_wait_s / (common.data_wait_s + common.step_s)
+
+
+def _first_failure(trials: Sequence[Trial]) -> str:
+    reasons = [trial.failure.message for trial in trials if trial.failure]
+    return reasons[0] if reasons else "no eager step was measured"

@@ -1,0 +1,228 @@
+"""What was typed, checked, and made into a request, before any process is started.
+
+Everything that can be said without torch is said here, at once: whether the file is there, how a
+workload is named, which modes, presets and devices there are. The rest is the profiler's.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from advisor.models.plan import Plan
+from advisor.profiler.errors import PlanError, WorkloadError
+from advisor.profiler.preset_table import PRESETS
+from advisor.profiler.records import Config, Dynamic, Mode, Scope, WorkloadSpec
+from advisor.request import AdviceRequest, Limits
+from advisor.units import parse_duration, parse_size, printable
+
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
+_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_FORMS = "path/to/file.py:function, package.module:function, hf:NAME or hf:DIR expected"
+# CUDA graphs need a CUDA device.
+CUDA_GRAPH_MODES = (Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE)
+# What can be tried on every device, for when no mode was asked for.
+_MODES_ANYWHERE = (Mode.DEFAULT, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
+
+E = TypeVar("E", bound=enum.StrEnum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """The options of `advise run` as they were typed."""
+
+    target: str
+    steps: float | None = None
+    epochs: float | None = None
+    steps_per_epoch: float | None = None
+    hours: float | None = None
+    restarts: int = 0
+    eval_every: float | None = None
+    eval_steps: float | None = None
+    price_per_hour: float | None = None
+    confidence: float = 0.9
+    budget: str | None = None
+    memory_limit: str | None = None
+    device: str = "auto"
+    modes: Sequence[str] = ()
+    scopes: Sequence[str] = ()
+    dynamics: Sequence[str] = ()
+    task: str | None = None
+    batch_size: int | None = None
+    length: int | None = None
+    precision: str | None = None
+    scale: str | None = None
+    seed: int = 0
+
+
+def request_of(typed: Typed) -> AdviceRequest:
+    """Returns the request that was typed.
+
+    Raises `PlanError` or `WorkloadError` for the first thing that makes no sense.
+    """
+    plan = Plan(
+        steps=typed.steps,
+        epochs=typed.epochs,
+        steps_per_epoch=typed.steps_per_epoch,
+        hours=typed.hours,
+        restarts=typed.restarts,
+        eval_every=typed.eval_every,
+        eval_steps=typed.eval_steps,
+        price_per_hour=typed.price_per_hour,
+        confidence=typed.confidence,
+    )
+    limits = Limits(
+        budget_s=None if typed.budget is None else parse_duration(typed.budget, "--budget"),
+        memory_limit_bytes=None
+        if typed.memory_limit is None
+        else parse_size(typed.memory_limit, "--memory-limit"),
+        configs=configs_of(typed.modes, typed.scopes, typed.dynamics, typed.device),
+    )
+    workload = WorkloadSpec(
+        target=typed.target,
+        cwd=_folder(),
+        device=typed.device,
+        task=typed.task,
+        batch_size=typed.batch_size,
+        length=typed.length,
+        precision=typed.precision,
+        scale=typed.scale,
+        seed=typed.seed,
+    )
+    request = AdviceRequest(workload=workload, plan=plan, limits=limits)
+    request.validate()
+    check_workload(workload)
+    return request
+
+
+def configs_of(
+    modes: Sequence[str], scopes: Sequence[str], dynamics: Sequence[str], device: str
+) -> tuple[Config, ...]:
+    """Returns the configurations that the options name; none when nothing was restricted.
+
+    Raises `PlanError` for an unknown name, and for modes with CUDA graphs on the CPU.
+    """
+    found_modes = [_choice(Mode, name, "--mode") for name in modes]
+    found_scopes = [_choice(Scope, name, "--scope") for name in scopes]
+    found_dynamics = [_choice(Dynamic, name, "--dynamic") for name in dynamics]
+    for mode in found_modes:
+        if device == "cpu" and mode in CUDA_GRAPH_MODES:
+            raise PlanError(
+                f"--mode {mode} does not run on --device cpu",
+                "it uses CUDA graphs",
+                f"on the CPU: {', '.join(_MODES_ANYWHERE)}",
+            )
+    if not (found_modes or found_scopes or found_dynamics):
+        return ()
+    combinations = itertools.product(
+        found_scopes or (Scope.REGIONAL, Scope.MODEL),
+        found_modes or _MODES_ANYWHERE,
+        found_dynamics or (Dynamic.AUTO,),
+    )
+    return tuple(
+        dict.fromkeys(
+            Config(scope=scope, mode=mode, dynamic=dynamic) for scope, mode, dynamic in combinations
+        )
+    )
+
+
+def check_workload(spec: WorkloadSpec) -> None:
+    """Raises `WorkloadError` or `PlanError` for what can be seen without torch."""
+    if _DEVICE.fullmatch(spec.device) is None:
+        raise PlanError(
+            f"--device {spec.device!r} is unknown", mend="auto, cpu, cuda or cuda:N expected"
+        )
+    for option, value in (("--batch-size", spec.batch_size), ("--length", spec.length)):
+        if value is not None and not 0 < value < 2**31:
+            raise PlanError(f"{option} {value} is out of range", "at least 1 expected")
+    if not 0 <= spec.seed < 2**31:
+        raise PlanError(f"--seed {spec.seed} is out of range", "0 to 2,147,483,647 expected")
+    _check_text(spec.target, "the workload's name")
+    _check_text(spec.cwd, "the name of this folder")
+    if spec.target.startswith("hf:"):
+        _check_preset(spec)
+        return
+    for option, asked in (
+        ("--task", spec.task),
+        ("--batch-size", spec.batch_size),
+        ("--length", spec.length),
+        ("--precision", spec.precision),
+        ("--scale", spec.scale),
+    ):
+        if asked is not None:
+            raise PlanError(
+                f"{option} has no effect on {spec.target!r}",
+                "it is an option of the presets",
+                "change it in your workload function",
+            )
+    _check_entry_point(spec)
+
+
+def _check_entry_point(spec: WorkloadSpec) -> None:
+    place, separator, name = spec.target.rpartition(":")
+    if not separator or not place or not name:
+        raise WorkloadError(f"{spec.target!r} names no workload", mend=_FORMS)
+    if not name.isidentifier():
+        raise WorkloadError(f"{name!r} in {spec.target!r} is not a function's name", mend=_FORMS)
+    path = Path(spec.cwd, place)
+    if place.endswith(".py") or os.sep in place or path.exists():
+        if not path.is_file():
+            why = "it is not a file" if path.exists() else "there is no such file"
+            raise WorkloadError(f"{place} cannot be read", why, "check the path before the colon")
+        if not os.access(path, os.R_OK):
+            raise WorkloadError(f"{place} cannot be read", "this user may not read it")
+    elif _MODULE.fullmatch(place) is None:
+        raise WorkloadError(f"{place!r} is neither a file nor a module's name", mend=_FORMS)
+
+
+def _check_preset(spec: WorkloadSpec) -> None:
+    name = spec.target.removeprefix("hf:")
+    if name in PRESETS:
+        return
+    folder = Path(spec.cwd, name)
+    if name and folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise WorkloadError(f"the folder {name} holds no config.json")
+        return
+    if os.sep in name:
+        raise WorkloadError(
+            f"there is no folder {name!r}",
+            "hf:DIR names a folder with a config.json, and nothing is fetched from a hub",
+        )
+    close = difflib.get_close_matches(name, PRESETS, n=1)
+    listed = f"did you mean hf:{close[0]}? " if close else ""
+    raise WorkloadError(
+        f"the preset {name!r} is unknown", mend=f"{listed}known are {', '.join(sorted(PRESETS))}"
+    )
+
+
+def _check_text(text: str, what: str) -> None:
+    """Raises `WorkloadError` for text that neither a message nor a database can carry."""
+    if any(ord(character) < 32 or ord(character) == 127 for character in text):
+        raise WorkloadError(f"{what} has control characters", printable(text))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise WorkloadError(f"{what} is not valid UTF-8", printable(text)) from None
+
+
+def _choice(kind: type[E], name: str, option: str) -> E:
+    try:
+        return kind(name)
+    except ValueError:
+        known = ", ".join(kind)
+        raise PlanError(f"{option} {name!r} is unknown", mend=f"known are {known}") from None
+
+
+def _folder() -> str:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        raise WorkloadError("this folder does not exist any more", mend="cd to another") from None

@@ -1,0 +1,57 @@
+"""What is asked of the advisor: a workload, a plan, and the limits of the campaign."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from advisor.models.plan import Plan
+from advisor.profiler.errors import PlanError
+from advisor.profiler.records import Config, Measuring, WorkloadSpec
+from advisor.units import size
+
+MOST_BUDGET_S = 30 * 86_400.0
+LEAST_MEMORY_BYTES = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What the campaign may spend.
+
+    `budget_s` is the longest time that it may measure (None: as long as it can pay),
+    `memory_limit_bytes` what one trial may hold (None: 90 % of what is free), `configs` the only
+    configurations to consider (empty: all that fit the device).
+    """
+
+    budget_s: float | None = None
+    memory_limit_bytes: int | None = None
+    configs: tuple[Config, ...] = ()
+
+    def validate(self) -> None:
+        """Raises `PlanError` naming the limit that makes no sense."""
+        if self.budget_s is not None and not 0 < self.budget_s <= MOST_BUDGET_S:
+            raise PlanError(
+                f"--budget {self.budget_s:g} is out of range",
+                "the campaign's seconds, above 0 and at most 30 days, are expected",
+            )
+        limit = self.memory_limit_bytes
+        if limit is not None and limit < LEAST_MEMORY_BYTES:
+            raise PlanError(
+                f"--memory-limit {size(limit)} is too small",
+                "torch alone holds more than 300 MiB",
+                "give at least 512M",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceRequest:
+    """One question to the advisor."""
+
+    workload: WorkloadSpec
+    plan: Plan
+    limits: Limits = field(default_factory=Limits)
+    measuring: Measuring = field(default_factory=Measuring)
+
+    def validate(self) -> None:
+        """Raises `PlanError` for the first number that makes no sense."""
+        self.plan.validate()
+        self.limits.validate()

@@ -1,0 +1,180 @@
+"""Folders and locks of the service on disk, each owned by a context manager.
+
+    DATA/results.sqlite3                  the results database (`store`)
+    DATA/campaigns/ADVICE/TRIAL/          private folder of a trial, with its compile cache
+    DATA/devices/DEVICE.lock              held while a campaign measures on a device
+
+Of a finished campaign the folder of the trial that the advice hands over stays; nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import platformdirs
+
+from advisor.profiler.errors import StoreError
+
+# Who waits for a device of another process looks this often: flock has no queue to sleep in that
+# could be cancelled.
+_LOOK_S = 0.5
+
+
+def data_folder() -> Path:
+    """Returns the data folder, made if missing: ADVISOR_DATA_DIR, else the user's own.
+
+    Raises `StoreError` when it cannot be made or written.
+    """
+    named = os.environ.get("ADVISOR_DATA_DIR")
+    folder = Path(named) if named else platformdirs.user_data_path("compile-advisor")
+    try:
+        for part in (folder, folder / "campaigns", folder / "devices"):
+            part.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the data folder {folder} cannot be made", error.strerror or ""
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StoreError(f"the data folder {folder} cannot be written", "permission denied")
+    return folder.resolve()
+
+
+class CampaignFolder:
+    """The folders of one campaign's trials, deleted at the end unless `keep` was called.
+
+    Use as `async with`. The lock inside tells other servers that the campaign is alive.
+    """
+
+    def __init__(self, data: Path, advice_id: str) -> None:
+        self._parent = data / "campaigns"
+        self.path = self._parent / advice_id
+        self._lock: int | None = None
+        self._kept: Path | None = None
+
+    async def __aenter__(self) -> CampaignFolder:
+        with _storing(), _creating(self._parent):
+            self.path.mkdir(mode=0o700)
+            self._lock = _open_lock(self.path / ".lock")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await asyncio.to_thread(self._clean)
+        finally:
+            if self._lock is not None:
+                os.close(self._lock)
+
+    def trial(self, name: str) -> Path:
+        """Returns the private folder of the trial `name`, made if missing."""
+        folder = self.path / name
+        with _storing():
+            folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+
+    def keep(self, path: str) -> None:
+        """Lets the trial folder in which `path` lies stay after the campaign."""
+        self._kept = Path(path)
+
+    def _clean(self) -> None:
+        if self._kept is None or not self._kept.is_relative_to(self.path):
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for child in self.path.iterdir():
+            if child.name != ".lock" and not self._kept.is_relative_to(child):
+                shutil.rmtree(child, ignore_errors=True)
+
+
+def sweep(data: Path, has_advice: Callable[[str], bool]) -> list[str]:
+    """Deletes the folders of campaigns that died before their advice; returns their names."""
+    parent = data / "campaigns"
+    gone = []
+    with _storing(), _creating(parent):
+        for folder in sorted(parent.iterdir()):
+            if folder.is_dir() and not _alive(folder) and not has_advice(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+                gone.append(folder.name)
+    return gone
+
+
+class Devices:
+    """One campaign at a time on each device: first come, first served within this process."""
+
+    def __init__(self, data: Path) -> None:
+        self._folder = data / "devices"
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @contextlib.asynccontextmanager
+    async def hold(self, device: str, on_wait: Callable[[], None]) -> AsyncIterator[None]:
+        """Holds `device` within the block; calls `on_wait` once if it has to wait for it."""
+        said = self._locks[device].locked()
+        if said:
+            on_wait()
+        async with self._locks[device]:
+            with _storing():
+                descriptor = _open_lock(self._folder / f"{device.replace(':', '-')}.lock")
+            try:
+                while not _take(descriptor):
+                    if not said:
+                        on_wait()
+                        said = True
+                    await asyncio.sleep(_LOOK_S)
+                yield
+            finally:
+                os.close(descriptor)
+
+
+def device_of(name: str) -> str:
+    """Returns the device that a request's `auto`, `cuda`, ... means, found without torch."""
+    if name == "auto":
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+        name = "cuda" if Path("/dev/nvidia0").exists() and not hidden else "cpu"
+    return f"{name}:0" if name in ("cuda", "xpu") else name
+
+
+def _alive(folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            return not _take(descriptor)
+        finally:
+            os.close(descriptor)
+    return False
+
+
+def _take(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+@contextlib.contextmanager
+def _creating(parent: Path) -> Iterator[None]:
+    """Keeps `sweep` from seeing a folder between its creation and its lock."""
+    descriptor = _open_lock(parent / ".lock")
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _storing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError("the data folder cannot be used", error.strerror or "") from error

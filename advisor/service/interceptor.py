@@ -1,0 +1,85 @@
+"""The one server interceptor: requests are decoded safely, every error becomes a status.
+
+Without it grpc.aio answers undecodable bytes and any exception with UNKNOWN and the exception's
+own text, which may hold a path or worse.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+from grpc_status import rpc_status  # type: ignore[import-untyped]
+
+from advisor.profiler.errors import AdvisorError
+from advisor.service.errors import Undecodable, internal_status, status_of
+
+log = logging.getLogger(__name__)
+
+_SERVICE = "/compile_advisor.v1.Advisor/"
+_UNDECODABLE = object()
+
+
+Handler = grpc.RpcMethodHandler[Any, Any]
+
+
+class ErrorsInterceptor(grpc.aio.ServerInterceptor):
+    """Decodes safely and maps errors, for this service's methods; health and reflection pass."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Returns the handler of a call, wrapped; None for a method that there is not."""
+        handler = await continuation(handler_call_details)
+        method = handler_call_details.method
+        if handler is None or not method.startswith(_SERVICE):
+            return handler
+        wrap: Callable[..., Handler] = grpc.unary_unary_rpc_method_handler
+        inner: Any = handler.unary_unary
+        if handler.response_streaming:
+            wrap, inner = grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        return wrap(
+            functools.partial(_call, inner, method.removeprefix(_SERVICE)),
+            request_deserializer=functools.partial(_decode, handler.request_deserializer),
+            response_serializer=handler.response_serializer,
+        )
+
+
+def _decode(deserializer: Any, data: bytes) -> Any:
+    try:
+        return deserializer(data)
+    except Exception:  # noqa: BLE001 - whatever a decoder raises, the bytes are no message
+        return _UNDECODABLE
+
+
+async def _call(
+    inner: Callable[[Any, Any], Awaitable[Any]],
+    method: str,
+    request: Any,
+    context: grpc.aio.ServicerContext[Any, Any],
+) -> Any:
+    try:
+        if request is _UNDECODABLE:
+            raise Undecodable("the request's bytes are not a message of this method")
+        return await inner(request, context)
+    except grpc.aio.AbortError:
+        raise
+    except AdvisorError as error:
+        status = status_of(error) or _internal(method, error)
+    except Exception as error:  # noqa: BLE001 - logged, and told to the caller by its name
+        status = _internal(method, error)
+    return await context.abort_with_status(rpc_status.to_status(status))
+
+
+def _internal(method: str, error: Exception) -> Any:
+    """Returns the status of an error that is ours; the error goes to the log, under a name."""
+    error_id = secrets.token_hex(6)
+    log.error("internal error %s in %s", error_id, method, exc_info=error)
+    return internal_status(error_id)

@@ -1,0 +1,239 @@
+"""Runs campaigns: waits for the device, runs trial after trial, stores what they found, decides.
+
+A campaign lives as long as the call that asked for it. However it ends, no process of a trial is
+alive afterwards, and what is in the database is whole: each trial is one transaction, made once it
+finished; the advice is another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from advisor.campaign import Campaign, Step
+from advisor.decision import decide
+from advisor.events import Accepted, Event, TrialStarted, Waiting
+from advisor.profiler.errors import AdvisorError, HostError
+from advisor.profiler.launch import TrialHost
+from advisor.profiler.records import (
+    Advice,
+    Failure,
+    Phase,
+    Progress,
+    Trial,
+    TrialKind,
+    TrialSpec,
+    TrialStatus,
+)
+from advisor.request import AdviceRequest
+from advisor.service import store as stores
+from advisor.service.errors import ShuttingDown
+from advisor.service.folders import CampaignFolder, Devices, device_of
+from advisor.service.store import Store
+
+log = logging.getLogger(__name__)
+
+_EAGER_PHASES = (Phase.IMPORT, Phase.BUILD, Phase.WARM_UP)
+# The phases that each kind of trial goes through.
+PHASES = {
+    TrialKind.EAGER: _EAGER_PHASES,
+    TrialKind.COMPILE: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY, Phase.NUMERICS),
+    TrialKind.WARM: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY, Phase.NUMERICS),
+}
+
+
+class Host(Protocol):
+    """Runs trials, one at a time: `profiler.launch.TrialHost`."""
+
+    async def run(self, spec: TrialSpec, on_progress: Callable[[Progress], None]) -> Trial:
+        """Returns the result of a trial."""
+        ...
+
+
+Emit = Callable[[Event], None]
+StartHost = Callable[[], AbstractAsyncContextManager[Host]]
+
+
+class Jobs:
+    """The campaigns of one server."""
+
+    def __init__(self, store: Store, data: Path, start_host: StartHost = TrialHost.start) -> None:
+        self._store = store
+        self._data = data
+        self._start_host = start_host
+        self._devices = Devices(data)
+        self._running: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    def start(self, request: AdviceRequest, emit: Emit) -> asyncio.Task[None]:
+        """Starts a campaign and returns its task; `emit` gets its events, the advice last.
+
+        Cancelling the task ends the campaign, and the task ends when all of it has ended. Raises
+        `ShuttingDown` when the server ends; the task, too, if it ends then.
+        """
+        if self._closed:
+            raise ShuttingDown("the server is shutting down")
+        task = asyncio.create_task(self._run(request, emit))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
+
+    async def close(self) -> None:
+        """Ends all campaigns and takes no new ones."""
+        self._closed = True
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+
+    async def _run(self, request: AdviceRequest, emit: Emit) -> None:
+        advice_id = secrets.token_hex(5)
+        named = {"advice_id": advice_id, "target": request.workload.target}
+        emit(Accepted(advice_id=advice_id))
+        device = device_of(request.workload.device)
+
+        def on_wait() -> None:
+            emit(Waiting(device=device, message=f"waiting for another campaign on {device}"))
+
+        try:
+            async with self._devices.hold(device, on_wait):
+                log.info("campaign begins", extra=named)
+                emit(await self._measure(request, advice_id, emit))
+        except asyncio.CancelledError:
+            log.info("campaign cancelled", extra=named)
+            if self._closed:
+                raise ShuttingDown("the server is shutting down") from None
+            raise
+        log.info("campaign ended", extra=named)
+
+    async def _measure(self, request: AdviceRequest, advice_id: str, emit: Emit) -> Advice:
+        began = time.monotonic()
+        async with CampaignFolder(self._data, advice_id) as folder:
+            names = _Names(advice_id)
+            campaign = Campaign(request, new_id=names.next)
+            async with contextlib.AsyncExitStack() as stack:
+                host: Host | None = None
+                told = 0
+                while True:
+                    step = campaign.next()
+                    for skipped in campaign.trials[told:]:
+                        await self._keep(skipped, request, advice_id, emit)
+                    if step is None:
+                        break
+                    spec = _spec(step, request, folder, names.next())
+                    emit(_started(step, spec, names.number))
+                    if host is None:
+                        host = await stack.enter_async_context(self._start_host())
+                    trial_began = time.monotonic()
+                    trial = await _run_within(host, spec, step.budget_left_s, emit)
+                    await self._keep(trial, request, advice_id, emit)
+                    campaign.add(trial, time.monotonic() - trial_began)
+                    told = len(campaign.trials)
+            advice = _decided(request, campaign, time.monotonic() - began, advice_id)
+            if advice.hand_over is not None:
+                folder.keep(advice.hand_over.path)
+            await _whole(asyncio.to_thread(self._store.add_advice, advice))
+        return advice
+
+    async def _keep(self, trial: Trial, request: AdviceRequest, advice_id: str, emit: Emit) -> None:
+        """Stores a trial and tells of it, in this order."""
+        target = request.workload.target
+        await _whole(
+            asyncio.to_thread(self._store.add_trial, trial, advice_id=advice_id, target=target)
+        )
+        emit(trial)
+
+
+class _Names:
+    """Names the trials of a campaign, and counts them."""
+
+    def __init__(self, advice_id: str) -> None:
+        self._advice_id = advice_id
+        self.number = 0
+
+    def next(self) -> str:
+        """Returns the next name."""
+        self.number += 1
+        return f"{self._advice_id}-{self.number}"
+
+
+def _spec(step: Step, request: AdviceRequest, folder: CampaignFolder, trial_id: str) -> TrialSpec:
+    """Returns the spec of a step; a warm start runs in the folder of the trial that it repeats."""
+    return TrialSpec(
+        trial_id=trial_id,
+        kind=step.kind,
+        workload=request.workload,
+        folder=str(folder.trial(step.from_trial_id or trial_id)),
+        config=step.config,
+        measuring=request.measuring,
+        memory_limit_bytes=request.limits.memory_limit_bytes,
+        plan_steps=step.plan_steps,
+        cut_off_s=step.cut_off_s,
+    )
+
+
+def _started(step: Step, spec: TrialSpec, number: int) -> TrialStarted:
+    return TrialStarted(
+        trial_id=spec.trial_id,
+        kind=spec.kind,
+        config=spec.config,
+        number=number,
+        why=step.why,
+        at_most_s=_at_most_s(step, spec),
+    )
+
+
+def _at_most_s(step: Step, spec: TrialSpec) -> float:
+    """Returns the longest that a trial may take: all its deadlines, or what the budget leaves."""
+    limits = {phase: spec.deadlines.of(phase) or 0.0 for phase in PHASES[spec.kind]}
+    if spec.cut_off_s is not None and Phase.COLD in limits:
+        limits[Phase.COLD] = min(limits[Phase.COLD], spec.cut_off_s)
+    total_s = sum(limits.values())
+    return total_s if step.budget_left_s is None else min(total_s, step.budget_left_s)
+
+
+async def _run_within(host: Host, spec: TrialSpec, budget_s: float | None, emit: Emit) -> Trial:
+    """Runs a trial; one that outlasts the campaign's budget is ended and counts as timed out."""
+    began = time.monotonic()
+    try:
+        async with asyncio.timeout(budget_s):
+            return await host.run(spec, on_progress=emit)
+    except TimeoutError:
+        return Trial(
+            trial_id=spec.trial_id,
+            kind=spec.kind,
+            status=TrialStatus.TIMED_OUT,
+            config=spec.config,
+            failure=Failure(
+                kind="budget",
+                message=f"the budget left {budget_s:.0f} s for this trial, and they have passed",
+            ),
+            wall_s=time.monotonic() - began,
+        )
+
+
+def _decided(
+    request: AdviceRequest, campaign: Campaign, campaign_s: float, advice_id: str
+) -> Advice:
+    try:
+        return decide(request, campaign.trials, campaign_s, advice_id, stores.now())
+    except AdvisorError as error:
+        # Without even an eager step time there is nothing to advise on.
+        raise HostError(error.what, error.why, error.mend) from error
+
+
+async def _whole(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits a transaction to its end even when cancelled, so that the store outlives it."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

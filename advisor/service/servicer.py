@@ -1,0 +1,117 @@
+"""The methods of the service `compile_advisor.v1.Advisor`.
+
+What they raise becomes a status in `interceptor`. Messages end here: everything below speaks
+records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from advisor.convert import (
+    advice_message,
+    event_message,
+    request_record,
+    stored_trial_message,
+)
+from advisor.events import Event
+from advisor.profiler.records import Progress
+from advisor.service.jobs import Jobs
+from advisor.service.store import Store
+from advisor.v1 import advisor_pb2 as pb
+from advisor.v1 import advisor_pb2_grpc
+from advisor.validate import check
+
+# A caller who reads slowly misses progress beyond this many events, never a result.
+_MOST_WAITING = 256
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
+    """Answers calls from the store and the jobs."""
+
+    def __init__(self, store: Store, jobs: Jobs) -> None:
+        self._store = store
+        self._jobs = jobs
+
+    # Writes to the context instead of yielding: a generator that is cancelled while a message is
+    # being sent never runs its `finally`.
+    async def Advise(  # type: ignore[override]
+        self, request: pb.AdviseRequest, context: Context
+    ) -> None:
+        """Runs a campaign and sends its events; the campaign ends with the call."""
+        check(request)
+        asked = request_record(request)
+        asked.validate()
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def emit(event: Event) -> None:
+            if not (isinstance(event, Progress) and queue.qsize() >= _MOST_WAITING):
+                queue.put_nowait(event)
+
+        began = time.monotonic()
+        task = self._jobs.start(asked, emit)
+        task.add_done_callback(lambda _: queue.put_nowait(None))
+        seq = 0
+        try:
+            while (event := await queue.get()) is not None:
+                seq += 1
+                elapsed_s = time.monotonic() - began
+                await context.write(event_message(event, seq=seq, elapsed_s=elapsed_s))
+        except BaseException:
+            task.cancel()
+            await asyncio.wait([task])
+            with contextlib.suppress(BaseException):
+                task.result()  # it was cancelled, or failed while nobody listened any more
+            raise
+        task.result()
+
+    async def GetAdvice(self, request: pb.GetAdviceRequest, context: Context) -> pb.Advice:
+        """Returns a finished advice."""
+        check(request)
+        return advice_message(await asyncio.to_thread(self._store.advice, request.advice_id))
+
+    async def ListAdvices(
+        self, request: pb.ListAdvicesRequest, context: Context
+    ) -> pb.ListAdvicesResponse:
+        """Returns a page of advices without their trials."""
+        check(request)
+        page, more = await asyncio.to_thread(
+            self._store.advices, most=request.page_size, before=_before(request.page_token)
+        )
+        return pb.ListAdvicesResponse(
+            advices=[advice_message(dataclasses.replace(advice, trials=())) for advice in page],
+            next_page_token=_token(more),
+        )
+
+    async def ListTrials(
+        self, request: pb.ListTrialsRequest, context: Context
+    ) -> pb.ListTrialsResponse:
+        """Returns a page of trials."""
+        check(request)
+        page, more = await asyncio.to_thread(
+            self._store.trials,
+            advice_id=request.advice_id,
+            most=request.page_size,
+            before=_before(request.page_token),
+        )
+        return pb.ListTrialsResponse(
+            trials=[stored_trial_message(stored) for stored in page],
+            next_page_token=_token(more),
+        )
+
+
+def _before(token: str) -> int | None:
+    return int(token) if token else None
+
+
+def _token(more: int | None) -> str:
+    return "" if more is None else str(more)

@@ -1,0 +1,301 @@
+"""The results database: finished trials and advices, in SQLite.
+
+A row is one record as JSON beside the columns that are asked for. Each trial and each advice is
+one transaction, begun as `BEGIN IMMEDIATE`: a deferred one that reads before it writes fails at
+once with SQLITE_BUSY_SNAPSHOT when somebody else wrote in between. Several servers may share one
+database. A file that is not ours, or of a newer version, is refused and never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import struct
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy import event, exc
+
+from advisor.profiler.errors import NotFoundError, StoreError
+from advisor.profiler.records import Advice, Trial, decode, encode
+from advisor.stored import StoredTrial
+
+APPLICATION_ID = 0x61647669  # "advi"
+SCHEMA = 1
+FILE_NAME = "results.sqlite3"
+
+_BUSY_TIMEOUT_S = 10.0
+# A page of records stays well below what a message may hold.
+_PAGE_BYTES = 8 << 20
+_DEFAULT_PAGE = 50
+# Up to this size the whole file is checked when it is opened.
+_CHECKED_BYTES = 64 << 20
+
+_metadata = sa.MetaData()
+_advices = sa.Table(
+    "advices",
+    _metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("advice_id", sa.Text, nullable=False, unique=True),
+    sa.Column("created", sa.Text, nullable=False),
+    sa.Column("target", sa.Text, nullable=False, index=True),
+    sa.Column("enable", sa.Boolean, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+_trials = sa.Table(
+    "trials",
+    _metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("advice_id", sa.Text, nullable=False),
+    sa.Column("trial_id", sa.Text, nullable=False),
+    sa.Column("created", sa.Text, nullable=False),
+    sa.Column("target", sa.Text, nullable=False, index=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("status", sa.Text, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+    sa.UniqueConstraint("advice_id", "trial_id"),
+    sqlite_autoincrement=True,
+)
+
+R = TypeVar("R")
+
+
+class Store:
+    """The results database in a folder. Every method may raise `StoreError`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the database in `folder`, or makes it there. The folder must exist."""
+        self.path = folder / FILE_NAME
+        with _told(), _lock(folder):
+            if not self.path.exists():
+                _create(self.path)
+            _refuse_foreign(self.path)
+        self._engine = _engine(self.path)
+        try:
+            self._check()
+        except BaseException:
+            self._engine.dispose()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._engine.dispose()
+
+    def add_trial(self, trial: Trial, *, advice_id: str, target: str) -> None:
+        """Stores a finished trial of the campaign `advice_id`."""
+        row = {
+            "advice_id": advice_id,
+            "trial_id": trial.trial_id,
+            "created": now(),
+            "target": target,
+            "kind": trial.kind.value,
+            "status": trial.status.value,
+            "record": _json(trial),
+        }
+        with _told(), self._writing() as connection:
+            connection.execute(sa.insert(_trials), row)
+
+    def add_advice(self, advice: Advice) -> None:
+        """Stores a finished advice."""
+        row = {
+            "advice_id": advice.advice_id,
+            "created": advice.created,
+            "target": advice.target,
+            "enable": advice.enable,
+            "record": _json(advice),
+        }
+        with _told(), self._writing() as connection:
+            connection.execute(sa.insert(_advices), row)
+
+    def advice(self, advice_id: str) -> Advice:
+        """Returns an advice. Raises `NotFoundError`."""
+        query = sa.select(_advices.c.record).where(_advices.c.advice_id == advice_id)
+        with _told(), self._engine.connect() as connection:
+            record = connection.execute(query).scalar()
+        if record is None:
+            raise NotFoundError(f"there is no advice {advice_id}")
+        return decode(record.encode(), Advice)
+
+    def has_advice(self, advice_id: str) -> bool:
+        """Returns whether there is an advice of that id."""
+        query = sa.select(_advices.c.number).where(_advices.c.advice_id == advice_id)
+        with _told(), self._engine.connect() as connection:
+            return connection.execute(query).first() is not None
+
+    def advices(
+        self, *, most: int = 0, before: int | None = None
+    ) -> tuple[list[Advice], int | None]:
+        """Returns a page of at most `most` advices, newest first, and where the next one begins."""
+        query = _page(_advices, most, before)
+        with _told(), self._engine.connect() as connection:
+            rows, more = _read_page(connection.execute(query), most)
+        return [decode(row.record.encode(), Advice) for row in rows], more
+
+    def trials(
+        self, *, advice_id: str = "", most: int = 0, before: int | None = None
+    ) -> tuple[list[StoredTrial], int | None]:
+        """Returns a page of trials, newest first, and where the next one begins."""
+        query = _page(_trials, most, before)
+        if advice_id:
+            query = query.where(_trials.c.advice_id == advice_id)
+        with _told(), self._engine.connect() as connection:
+            rows, more = _read_page(connection.execute(query), most)
+        found = [
+            StoredTrial(
+                advice_id=row.advice_id,
+                created=row.created,
+                target=row.target,
+                trial=decode(row.record.encode(), Trial),
+            )
+            for row in rows
+        ]
+        return found, more
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        with self._engine.execution_options(immediate=True).begin() as connection:
+            yield connection
+
+    def _check(self) -> None:
+        """Raises `StoreError` for a damaged file, before anything builds on it."""
+        with _told(), self._engine.connect() as connection:
+            for table in _metadata.sorted_tables:
+                connection.execute(sa.select(table).limit(1)).all()
+            if self.path.stat().st_size <= _CHECKED_BYTES:
+                verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+                if verdict != "ok":
+                    raise _damaged()
+
+
+def now() -> str:
+    """Returns the time as the database writes it: ISO 8601, UTC, seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _json(record: Trial | Advice) -> str:
+    data = encode(record)
+    decode(data, type(record))  # what could not be read again is not written
+    return data.decode()
+
+
+def _page(table: sa.Table, most: int, before: int | None) -> sa.Select[Any]:
+    query = sa.select(table).order_by(table.c.number.desc()).limit((most or _DEFAULT_PAGE) + 1)
+    return query if before is None else query.where(table.c.number < before)
+
+
+def _read_page(rows: Iterable[Any], most: int) -> tuple[list[Any], int | None]:
+    """Returns the rows of one page, and the `before` of the next one or None."""
+    page: list[Any] = []
+    size = 0
+    for row in rows:
+        size += len(row.record)
+        if page and (len(page) == (most or _DEFAULT_PAGE) or size > _PAGE_BYTES):
+            return page, page[-1].number
+        page.append(row)
+    return page, None
+
+
+def _engine(path: Path) -> sa.Engine:
+    engine = sa.create_engine(
+        sa.URL.create("sqlite", database=str(path)),
+        connect_args={"timeout": _BUSY_TIMEOUT_S, "isolation_level": None},
+    )
+
+    @event.listens_for(engine, "connect")
+    def _(connection: Any, _record: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def _(connection: sa.Connection) -> None:
+        immediate = connection.get_execution_options().get("immediate", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    return engine
+
+
+def _create(path: Path) -> None:
+    """Makes an empty database; under its name there is never a half-made one."""
+    unfinished = path.with_suffix(".new")
+    unfinished.unlink(missing_ok=True)
+    with contextlib.closing(sqlite3.connect(unfinished)) as connection:
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={SCHEMA}")
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(unfinished)))
+    _metadata.create_all(engine)
+    engine.dispose()
+    unfinished.rename(path)
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raises `StoreError` for a file that is not ours, judged by its header alone.
+
+    https://www.sqlite.org/fileformat.html: user_version at 60, application_id at 68.
+    """
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+        raise _damaged()
+    (application_id,) = struct.unpack_from(">I", header, 68)
+    (version,) = struct.unpack_from(">I", header, 60)
+    if application_id != APPLICATION_ID:
+        raise StoreError(
+            f"{path.name} in the data folder belongs to another program",
+            mend="move it away, or point ADVISOR_DATA_DIR to another folder",
+        )
+    if version > SCHEMA:
+        raise StoreError(
+            f"{path.name} in the data folder was written by a newer compile-advisor",
+            f"its version is {version}, this one reads up to {SCHEMA}",
+            "upgrade, or point ADVISOR_DATA_DIR to another folder",
+        )
+
+
+def _damaged() -> StoreError:
+    return StoreError(
+        f"{FILE_NAME} in the data folder is not a sound database",
+        mend="restore it or move it away; a new one is made then",
+    )
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder / f"{FILE_NAME}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Turns what SQLite and the system say into `StoreError`, without SQL and without paths."""
+    try:
+        yield
+    except exc.DBAPIError as error:
+        if "malformed" in str(error.orig) or "not a database" in str(error.orig):
+            raise _damaged() from error
+        raise StoreError("the results database cannot be used", str(error.orig)) from error
+    except (exc.SQLAlchemyError, sqlite3.Error) as error:
+        raise StoreError("the results database cannot be used", type(error).__name__) from error
+    except OSError as error:
+        raise StoreError("the data folder cannot be used", error.strerror or "") from error

@@ -1,0 +1,42 @@
+"""Token classification (named entities) with a small BERT, as a workload for the advisor.
+
+    advise run examples/ner_bert.py:build --steps 20000
+
+The architecture is BERT's, made small enough for a laptop: 4 layers of width 256, batches of 8
+sentences of 64 tokens. Weights are random and the sentences made up, so nothing is downloaded.
+"""
+
+import torch
+from transformers import BertConfig, BertForTokenClassification
+
+LABELS = 9  # B- and I- of four kinds of entities, and O
+VOCABULARY = 8_000
+BATCH_SIZE, LENGTH = 8, 64
+
+
+def build(device: torch.device) -> dict[str, object]:
+    """Returns the workload: a model, its optimizer, and batches as a function of the step."""
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        num_labels=LABELS,
+    )
+    model = BertForTokenClassification(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-5)
+
+    def batches(step: int) -> dict[str, torch.Tensor]:
+        random = torch.Generator().manual_seed(step)
+        size = (BATCH_SIZE, LENGTH)
+        tokens = torch.randint(0, VOCABULARY, size, generator=random)
+        labels = torch.randint(0, LABELS, size, generator=random)
+        mask = torch.ones(size, dtype=torch.long)
+        return {
+            "input_ids": tokens.to(device),
+            "attention_mask": mask.to(device),
+            "labels": labels.to(device),
+        }
+
+    return {"model": model, "optimizer": optimizer, "batches": batches}

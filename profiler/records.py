@@ -1,0 +1,498 @@
+"""The values that everyone speaks: frozen records, free of torch and grpc.
+
+Units stand in the names. Every record survives `encode` and `decode` unchanged: that is how it
+travels between processes and how it lies in the database. A number that could not be measured is
+`None`, never 0 and never NaN.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from advisor.profiler.errors import AdvisorError
+
+# Raised by one with each change that an older reader would misunderstand.
+SCHEMA_VERSION = 1
+
+
+class Scope(enum.StrEnum):
+    """What is compiled: the whole model, or its repeated blocks, once for each kind."""
+
+    MODEL = "model"
+    REGIONAL = "regional"
+
+
+class Mode(enum.StrEnum):
+    """The compiler's modes, spelled as `torch.compile(mode=...)` spells them."""
+
+    DEFAULT = "default"
+    REDUCE_OVERHEAD = "reduce-overhead"
+    MAX_AUTOTUNE_NO_CUDAGRAPHS = "max-autotune-no-cudagraphs"
+    MAX_AUTOTUNE = "max-autotune"
+
+
+class Dynamic(enum.StrEnum):
+    """`torch.compile(dynamic=...)`: `AUTO` is None, the compiler's own choice."""
+
+    AUTO = "auto"
+    TRUE = "true"
+    FALSE = "false"
+
+
+class TrialStatus(enum.StrEnum):
+    """How a trial ended."""
+
+    OK = "OK"
+    FAILED_TO_COMPILE = "FAILED_TO_COMPILE"
+    CRASHED = "CRASHED"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    TIMED_OUT = "TIMED_OUT"
+    CUT_OFF = "CUT_OFF"
+    DISAGREES = "DISAGREES"
+    SKIPPED = "SKIPPED"
+
+
+class TrialKind(enum.StrEnum):
+    """What a trial measures: eager alone, one configuration, or a start from a filled cache."""
+
+    EAGER = "eager"
+    COMPILE = "compile"
+    WARM = "warm"
+
+
+class Phase(enum.StrEnum):
+    """The phases of a trial, in their order."""
+
+    IMPORT = "import"
+    BUILD = "build"
+    WARM_UP = "warm_up"
+    COLD = "cold"
+    STEADY = "steady"
+    NUMERICS = "numerics"
+    DONE = "done"
+
+
+class GraphBreakCause(enum.StrEnum):
+    """Why a graph ended (design §8)."""
+
+    SCALAR_READ = "SCALAR_READ"
+    DATA_DEPENDENT_BRANCH = "DATA_DEPENDENT_BRANCH"
+    DYNAMIC_OUTPUT_SHAPE = "DYNAMIC_OUTPUT_SHAPE"
+    PRINT_OR_LOGGING = "PRINT_OR_LOGGING"
+    UNREGISTERED_OPERATOR = "UNREGISTERED_OPERATOR"
+    FOREIGN_CALL = "FOREIGN_CALL"
+    UNSUPPORTED_PYTHON = "UNSUPPORTED_PYTHON"
+    AUTOGRAD_FUNCTION = "AUTOGRAD_FUNCTION"
+    HOOK = "HOOK"
+    DISABLED_FUNCTION = "DISABLED_FUNCTION"
+    SKIPPED_FRAME = "SKIPPED_FRAME"
+    DISTRIBUTED_WRAPPER = "DISTRIBUTED_WRAPPER"
+    OTHER = "OTHER"
+
+
+class RecompileCause(enum.StrEnum):
+    """Why compiled code was made once more (design §8)."""
+
+    BATCH_SIZE = "BATCH_SIZE"
+    SHAPE = "SHAPE"
+    PYTHON_NUMBER = "PYTHON_NUMBER"
+    MODULE_ATTRIBUTE = "MODULE_ATTRIBUTE"
+    TRAIN_EVAL = "TRAIN_EVAL"
+    GRAD_MODE = "GRAD_MODE"
+    DTYPE_OR_DEVICE = "DTYPE_OR_DEVICE"
+    STRIDE = "STRIDE"
+    OPTIMIZER_STATE = "OPTIMIZER_STATE"
+    OBJECT_IDENTITY = "OBJECT_IDENTITY"
+    OTHER = "OTHER"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A figure with its 90 % interval: 5 %, 50 % and 95 % quantiles."""
+
+    median: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One way to compile. Equal configurations are equal records."""
+
+    scope: Scope = Scope.MODEL
+    mode: Mode = Mode.DEFAULT
+    dynamic: Dynamic = Dynamic.AUTO
+    fullgraph: bool = False
+    backend: str = "inductor"
+    # Settings of torch._dynamo.config or torch._inductor.config, name and value, sorted by name.
+    options: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    """Which training job: its entry point, and the options that a preset takes.
+
+    `target` is `path/to/file.py:function`, `package.module:function`, `hf:NAME` or `hf:DIR`.
+    A relative path is looked up from `cwd`, in which the job also runs. `None` means: the
+    preset's own default.
+    """
+
+    target: str
+    cwd: str
+    device: str = "auto"
+    task: str | None = None
+    batch_size: int | None = None
+    length: int | None = None
+    precision: str | None = None
+    scale: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """The longest that each phase of a trial may take."""
+
+    import_s: float = 120.0
+    build_s: float = 180.0
+    warm_up_s: float = 180.0
+    cold_s: float = 900.0
+    steady_s: float = 180.0
+    numerics_s: float = 120.0
+
+    def of(self, phase: Phase) -> float | None:
+        """Returns the deadline of a phase in seconds, or None for the phase that ends a trial."""
+        return {
+            Phase.IMPORT: self.import_s,
+            Phase.BUILD: self.build_s,
+            Phase.WARM_UP: self.warm_up_s,
+            Phase.COLD: self.cold_s,
+            Phase.STEADY: self.steady_s,
+            Phase.NUMERICS: self.numerics_s,
+        }.get(phase)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measuring:
+    """How precisely to measure, and when to stop."""
+
+    # Stop once the half-width of the ratio's 90 % interval falls to this share of the ratio.
+    half_width: float = 0.015
+    min_quads: int = 8
+    # Time after which measuring stops with the precision it has.
+    max_steady_s: float = 45.0
+    # Time for eager steps to become steady.
+    max_warm_up_s: float = 20.0
+    # Steps without any compile event that end the cold phase.
+    quiet_steps: int = 4
+    # Steps whose losses are compared between compiled and eager.
+    numerics_steps: int = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialSpec:
+    """One trial to run: what, how, and within which limits."""
+
+    trial_id: str
+    kind: TrialKind
+    workload: WorkloadSpec
+    # Private folder of the trial; the compile cache lies in `folder`/inductor (see `host`).
+    folder: str
+    config: Config | None = None
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    measuring: Measuring = field(default_factory=Measuring)
+    memory_limit_bytes: int | None = None
+    # Steps of the plan: lets the trial stop measuring once a win is out of reach.
+    plan_steps: float | None = None
+    # Compile time beyond which this configuration can only lose: the trial is then cut off.
+    cut_off_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """Why a trial did not end well. `message` is one sentence; `details` may be long."""
+
+    kind: str
+    message: str
+    details: str = ""
+    phase: Phase | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphBreak:
+    """One place in the source that ends a graph. `count` is how often a compile met it."""
+
+    cause: GraphBreakCause
+    reason: str
+    file: str = ""
+    line: int = 0
+    code: str = ""
+    hint: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompile:
+    """One reason for compiling again; `lost_s` is the wall time of those compiles."""
+
+    cause: RecompileCause
+    reason: str
+    file: str = ""
+    line: int = 0
+    count: int = 1
+    lost_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileEvent:
+    """One attempt of the compiler on one frame, with the seconds of its phases."""
+
+    compile_id: str
+    function: str
+    file: str
+    line: int
+    # Step of the cold phase during which it came, counted from 0.
+    step: int
+    wall_s: float
+    dynamo_s: float | None = None
+    aot_autograd_s: float | None = None
+    inductor_s: float | None = None
+    code_generation_s: float | None = None
+    backward_s: float | None = None
+    operators: int = 0
+    recompile_reason: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One class of batches: the shapes and dtypes of its tensors, and its share of the steps."""
+
+    signature: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocks:
+    """Repeated blocks of a model: same class, same parameter shapes.
+
+    `paths` are attribute paths from the model (`bert.encoder.layer.0`); `container` is set when
+    they are exactly the children of one ModuleList or Sequential.
+    """
+
+    module_class: str
+    paths: tuple[str, ...]
+    container: str | None = None
+    parameters: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadFacts:
+    """What was seen of the training job itself."""
+
+    fingerprint: str
+    model_class: str
+    parameters: int
+    trainable_parameters: int
+    optimizer: str
+    dtype: str
+    shapes: tuple[Shape, ...]
+    blocks: tuple[Blocks, ...] = ()
+    # True when the model's own class is torch's: then `forward` is what can be compiled in place.
+    torch_class: bool = False
+    stochastic: bool = False
+    batches_seen: int = 0
+    # Batches before the iterable starts again, when that was seen or can be asked.
+    batches_per_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """Where it was measured."""
+
+    torch: str
+    python: str
+    device: str
+    device_name: str
+    cores: int
+    threads: int
+    memory_bytes: int
+    transformers: str = ""
+    cuda: str = ""
+    driver: str = ""
+    platform: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds for each step and mean seconds waited for each batch, in one arm of a trial."""
+
+    step_s: Interval
+    data_wait_s: float | None = None
+    steps: int = 0
+    steady: bool = True
+    # Coefficient of variation of the step time over blocks.
+    spread: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One ABBA quad: mean seconds of a step, eager and compiled, over the same batches."""
+
+    eager_s: float
+    compiled_s: float
+    # Process in which it was measured: 0 the trial, 1 its warm start.
+    process: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """The result of one trial (design §8). What was not reached is None."""
+
+    trial_id: str
+    kind: TrialKind
+    status: TrialStatus
+    config: Config | None = None
+    failure: Failure | None = None
+    phase_reached: Phase | None = None
+    eager_step_s: Interval | None = None
+    step_s: Interval | None = None
+    speedup: Interval | None = None
+    pairs: tuple[Pair, ...] = ()
+    cold_start_s: float | None = None
+    warm_start_s: float | None = None
+    eager: Timing | None = None
+    eager_peak_bytes: int | None = None
+    compile_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    graphs: int | None = None
+    coverage: float | None = None
+    graph_breaks: tuple[GraphBreak, ...] = ()
+    recompiles: tuple[Recompile, ...] = ()
+    recompile_limit_hit: bool = False
+    # Frames that the compiler gave up on and left to Python.
+    skipped_frames: int = 0
+    compile_events: tuple[CompileEvent, ...] = ()
+    # Largest relative difference of a loss, compiled against eager; and what eager itself spreads.
+    loss_drift: float | None = None
+    loss_scale: float | None = None
+    # Ratio of flipped eager to a twin that was never compiled: 1 when the flip leaves plain eager.
+    flip_check: float | None = None
+    # Where the compiled call was put: "call" for module.compile(), "forward" for its forward.
+    form: str = "call"
+    warnings: tuple[str, ...] = ()
+    workload: WorkloadFacts | None = None
+    environment: Environment | None = None
+    cache_folder: str = ""
+    cache_bytes: int = 0
+    # Seconds of the user's own steps and of the compiler within wall_s: the rest is ours.
+    user_s: float = 0.0
+    wall_s: float = 0.0
+    stdout_tail: str = ""
+    stderr_tail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What a running trial is doing. `detail` names the compile phase or the precision so far."""
+
+    trial_id: str
+    phase: Phase
+    detail: str = ""
+    step: int = 0
+    elapsed_s: float = 0.0
+    # The longest that this phase may still take.
+    at_most_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fix:
+    """A mend that would bring something; `gain` in steps per second relative to now."""
+
+    cause: str
+    what: str
+    file: str = ""
+    line: int = 0
+    gain: Interval | None = None
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """A configuration that was not advised, and why."""
+
+    config: Config | None
+    why_not: str
+    total_s: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """The shape policy advised."""
+
+    policy: str
+    boundaries: tuple[int, ...] = ()
+    padding_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandOver:
+    """The compile cache that the real run can start from."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The answer (design §8)."""
+
+    advice_id: str
+    created: str
+    enable: bool
+    target: str
+    config: Config | None
+    code: str
+    speedup: Interval | None
+    compile_s: Interval | None
+    saved_s: Interval | None
+    eager_total_s: Interval
+    advised_total_s: Interval
+    break_even_step: float | None
+    p_saves: float
+    reasons: tuple[str, ...]
+    steps: float
+    fixes: tuple[Fix, ...] = ()
+    shapes: Shapes | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    warnings: tuple[str, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    workload: WorkloadFacts | None = None
+    environment: Environment | None = None
+    hand_over: HandOver | None = None
+    gpu_hours_saved: float | None = None
+    money_saved: float | None = None
+    campaign_s: float = 0.0
+    schema_version: int = SCHEMA_VERSION
+
+
+R = TypeVar("R")
+
+
+def encode(record: object) -> bytes:
+    """Returns a record as UTF-8 JSON. NaN and infinity become null."""
+    return msgspec.json.encode(record)
+
+
+def decode(data: bytes, kind: type[R]) -> R:
+    """Returns the record of type `kind` in `data`.
+
+    Raises `AdvisorError` when `data` is not such a record: a result is never half read.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise AdvisorError(f"not a readable {kind.__name__}", str(error)) from error

@@ -1,0 +1,140 @@
+"""Step times: warm-up until steady, ABBA quads through the flip, waiting for data.
+
+Clock: `perf_counter`. The device is waited for at the borders of blocks, never within.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from advisor.profiler.flip import Flip
+from advisor.profiler.records import Measuring, Pair
+from advisor.profiler.training import Batch, Trainer
+
+# A block is at least this long, so that the clock and the synchronisation do not count in it.
+_BLOCK_S = 0.25
+_MOST_BLOCK_STEPS = 400
+# Steady: the last three windows of eager steps lie within this ratio of each other.
+_STEADY_RATIO = 1.10
+_STEADY_WINDOWS = 3
+_MOST_QUADS = 400
+
+
+def timed(trainer: Trainer, batches: list[Batch]) -> float:
+    """Returns the wall seconds of one step for each batch, the device's work included."""
+    trainer.synchronize()
+    begun = time.perf_counter()
+    trainer.run(batches)
+    return time.perf_counter() - begun
+
+
+def block_steps(step_s: float) -> int:
+    """Returns how many steps make a block that is long enough to be timed."""
+    return max(1, min(_MOST_BLOCK_STEPS, round(_BLOCK_S / max(step_s, 1e-6))))
+
+
+@dataclass(slots=True)
+class Window:
+    """Some steps in the natural loop: seconds of a step, and seconds waited for its batch."""
+
+    steps: int
+    step_s: float
+    wait_s: float
+
+
+@dataclass(slots=True)
+class WarmUp:
+    """Eager steps until they were steady, or until time was up."""
+
+    windows: list[Window] = field(default_factory=list)
+    steady: bool = False
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step over the last windows."""
+        last = self.windows[-_STEADY_WINDOWS:]
+        return sum(w.step_s * w.steps for w in last) / sum(w.steps for w in last)
+
+    @property
+    def wait_s(self) -> float:
+        """Mean seconds that the loop waited for a batch over the last windows."""
+        last = self.windows[-_STEADY_WINDOWS:]
+        return sum(w.wait_s * w.steps for w in last) / sum(w.steps for w in last)
+
+    @property
+    def spread(self) -> float:
+        """Coefficient of variation of the last windows' step times."""
+        values = [w.step_s for w in self.windows[-2 * _STEADY_WINDOWS :]]
+        mean = sum(values) / len(values)
+        return (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5 / mean
+
+
+def warm_up(
+    trainer: Trainer, seen: Callable[[Batch], None], limit_s: float, tell: Callable[[str], None]
+) -> WarmUp:
+    """Runs eager steps in the natural loop until they are steady, or for `limit_s`.
+
+    `seen` is handed each batch. Varying shapes make windows differ by nature: they are as long as
+    it takes to even that out, or the time is up.
+    """
+    result = WarmUp()
+    begun = time.perf_counter()
+    steps = 1
+    while not result.steady and (not result.windows or time.perf_counter() - begun < limit_s):
+        wait_s = run_s = 0.0
+        for _ in range(steps):
+            start = time.perf_counter()
+            batch = trainer.batches.next()
+            seen(batch)
+            fetched = time.perf_counter()
+            trainer.step(batch)
+            trainer.synchronize()
+            wait_s += fetched - start
+            run_s += time.perf_counter() - fetched
+        result.windows.append(Window(steps, run_s / steps, wait_s / steps))
+        last = [window.step_s for window in result.windows[-_STEADY_WINDOWS:]]
+        even = max(last) <= _STEADY_RATIO * min(last)
+        result.steady = len(result.windows) > _STEADY_WINDOWS and even
+        steps = block_steps(run_s / steps)
+        tell(f"eager step {_milliseconds(last[-1])}")
+    return result
+
+
+def quad(trainer: Trainer, flip: Flip, steps: int, compiled_first: bool) -> Pair:
+    """Returns one ABBA quad: four blocks over the same batches, so that drift cancels.
+
+    Each block begins with one step that is not timed: no real run flips, and the first step after
+    a flip meets the other arm's memory and caches.
+    """
+    batches = trainer.batches.take(steps)
+    arms = {True: 0.0, False: 0.0}
+    for compiled in (compiled_first, not compiled_first, not compiled_first, compiled_first):
+        if compiled != flip.compiled:
+            (flip.to_compiled if compiled else flip.to_eager)()
+            trainer.run(batches[:1])
+        arms[compiled] += timed(trainer, batches)
+    return Pair(eager_s=arms[False] / (2 * steps), compiled_s=arms[True] / (2 * steps))
+
+
+def measure_quads(
+    trainer: Trainer,
+    flip: Flip,
+    step_s: float,
+    measuring: Measuring,
+    enough: Callable[[list[Pair]], str],
+) -> Iterator[list[Pair]]:
+    """Yields the growing list of quads until `enough` gives a reason to stop, or time is up."""
+    pairs: list[Pair] = []
+    steps = block_steps(step_s)
+    begun = time.perf_counter()
+    while len(pairs) < _MOST_QUADS:
+        pairs.append(quad(trainer, flip, steps, compiled_first=len(pairs) % 2 == 0))
+        yield pairs
+        if enough(pairs) or time.perf_counter() - begun > measuring.max_steady_s:
+            return
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,43 @@
+"""What all tests share: a data folder that is not the person's own, and one compile cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Returns the root of the repository."""
+    return REPOSITORY
+
+
+@pytest.fixture(scope="session", autouse=True)
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Returns the folder that the advisor stores its results in during the tests.
+
+    Set for every test, and for the processes that tests start, so that a test run neither reads
+    nor writes the results of the person who runs it.
+    """
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ADVISOR_DATA_DIR", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Returns the compile cache that tests which compile in their own process share.
+
+    The first of them pays for a graph, the others find it. Trials have caches of their own, empty
+    ones, whatever is set here: that is what makes a cold start cold.
+    """
+    folder = tmp_path_factory.mktemp("inductor")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
+        yield folder
