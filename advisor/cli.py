@@ -16,16 +16,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from advisor.profiler.errors import (
-    AdvisorError,
-    Interrupted,
-    NotFoundError,
-    PlanError,
-    WorkloadError,
-)
-
 if TYPE_CHECKING:
     from advisor.client import Client
+    from advisor.profiler.errors import AdvisorError
     from advisor.profiler.records import Advice
     from advisor.progress import ProgressView
     from advisor.question import Typed
@@ -224,8 +217,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prog_name="advise",
             standalone_mode=False,
         )
-    except AdvisorError as error:
-        return _fail(error)
     except (KeyboardInterrupt, typer.Abort):
         return _interrupted()
     except _ParseError as error:
@@ -234,8 +225,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Whoever read our output has gone; what is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return GIVEN
-    except Exception as error:  # noqa: BLE001 - said below, with its traceback kept in a file
-        return _fail_inside(error)
+    except Exception as error:  # noqa: BLE001 - said to the person, whatever it is
+        from advisor.profiler.errors import AdvisorError
+
+        return _fail(error) if isinstance(error, AdvisorError) else _fail_inside(error)
     return _interrupted() if code == INTERRUPTED else int(code or GIVEN)
 
 
@@ -311,6 +304,7 @@ def _ended_by_signals() -> Iterator[None]:
 
 def _fail(error: AdvisorError) -> int:
     """Says an error, after the person's own traceback and what the server logged."""
+    from advisor.profiler.errors import Interrupted, NotFoundError, PlanError, WorkloadError
     from advisor.units import printable
 
     for note in getattr(error, "__notes__", ()):

@@ -34,6 +34,7 @@ from advisor.profiler.errors import (
     AdvisorError,
     HostError,
     Interrupted,
+    NotFoundError,
     PlanError,
     StoreError,
 )
@@ -50,7 +51,7 @@ _LONGEST_SOCKET_PATH = 100
 # host then ends that tree by itself.
 _END_S = 20.0
 _START_S = 60.0
-_CONNECT_S = 10.0
+_CONNECT_S = 3.0
 _CALL_S = 30.0
 _LOG_LINES = 12
 _CANNOT_START = 2
@@ -97,7 +98,7 @@ class PrivateServer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, HostError | StoreError):
+        if isinstance(error, HostError | StoreError) and not isinstance(error, NotFoundError):
             self._add_log(error)
         self._end()
 

@@ -106,6 +106,7 @@ class ProgressView:
         self._trial_at_most_s: float | None = None
         self._latest: Progress | None = None
         self._latest_at = now
+        self._skipped = ""
 
     def __enter__(self) -> ProgressView:
         if self._live_wanted:
@@ -192,6 +193,12 @@ class ProgressView:
     def trial_finished(self, trial: Trial) -> None:
         """Shows how a trial ended, in a line that stays."""
         with self._lock:
+            if trial.status is TrialStatus.SKIPPED:  # it never started
+                words = outcome(trial)
+                same = "skipped for the same reason" if words == self._skipped else words
+                self._skipped = words
+                self._line(f"{trial_name(trial.kind, trial.config)}: {same}")
+                return
             self._latest = None
             taken = duration(trial.wall_s or self._clock() - self._trial_began)
             self._line(f"{trial_name(trial.kind, trial.config)}: {outcome(trial)} ({taken})")

@@ -33,6 +33,7 @@ _STATUS = {
     TrialStatus.SKIPPED: ("skipped", "dim"),
 }
 _NOT_TRIED = ("not tried", "dim")
+_MOST_FIXES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +52,9 @@ def verdict(advice: Advice) -> str:
     """Returns the verdict in one line of plain text."""
     planned = count(advice.steps)
     if not advice.enable:
-        reason = printable(advice.reasons[0]) if advice.reasons else "nothing tried saves time."
         total = duration(advice.eager_total_s.median)
         steps = "step" if advice.steps == 1 else "steps"
-        return f"STAY EAGER for these {planned} {steps} ({total}): {reason}"
+        return f"STAY EAGER for these {planned} {steps} ({total}): {_why_stay(advice)}."
     parts = []
     if advice.speedup is not None:
         parts.append(
@@ -69,6 +69,19 @@ def verdict(advice: Advice) -> str:
     return "ENABLE torch.compile: " + ", ".join(parts or ["it pays for this plan"]) + "."
 
 
+def _why_stay(advice: Advice) -> str:
+    """Returns in a few words why eager is best; the reasons say it with all numbers."""
+    tried = [trial for trial in advice.trials if trial.kind is TrialKind.COMPILE]
+    tried = [trial for trial in tried if trial.status is not TrialStatus.SKIPPED]
+    if not tried:
+        return "no configuration was worth measuring"
+    if advice.break_even_step is not None and advice.break_even_step > advice.steps:
+        return f"compiling pays back after step {count(advice.break_even_step)} only"
+    if any(trial.status is TrialStatus.OK for trial in tried):
+        return "nothing that was tried saves time for sure"
+    return "nothing that was tried can be used"
+
+
 def rows(advice: Advice) -> list[Row]:
     """Returns the table's lines: eager, the advised configuration, the others by their total."""
     measured: dict[Config | None, Trial] = {}
@@ -77,7 +90,7 @@ def rows(advice: Advice) -> list[Row]:
         if one.kind is TrialKind.WARM:
             if one.warm_start_s is not None:
                 warm[one.config] = one.warm_start_s
-        else:
+        elif one.status is not TrialStatus.SKIPPED or one.config not in measured:
             measured[None if one.kind is TrialKind.EAGER else one.config] = one
     rejected = {alternative.config: alternative for alternative in advice.alternatives}
     advised = advice.config if advice.enable else None
@@ -119,11 +132,11 @@ def parts(advice: Advice) -> list[RenderableType]:
     if advice.enable and advice.code.strip():
         code = textwrap.indent(printable(advice.code.strip("\n")), "    ")
         found += [Text(), Verbatim(code, style="bold")]
-    reasons = advice.reasons if advice.enable else advice.reasons[1:]
-    found += _section("Why", reasons)
-    found += [Text(), _table(rows(advice))]
-    found += _section("Why not", _why_not(rows(advice)[advice.enable :]))
-    found += _section("Could be better", [_fix(fix) for fix in advice.fixes])
+    found += _section("Why", advice.reasons)
+    lines = rows(advice)
+    found += [Text(), _table([row for row in lines if _has_figures(row) or not row.why_not])]
+    found += _section("Why not", _why_not(lines[advice.enable :]))
+    found += _section("Could be better", _fixes(advice))
     found += _section("Beware", advice.warnings, "yellow")
     found += [Text(), Text("\n".join(_footer(advice)), style="dim")]
     return found
@@ -190,9 +203,18 @@ def presets_table(presets: Mapping[str, Preset]) -> RenderableType:
     return table
 
 
+def _untried(row: Row) -> bool:
+    return row.trial is None or row.trial.status is TrialStatus.SKIPPED
+
+
+def _has_figures(row: Row) -> bool:
+    """Returns whether a row of the table says more than "skipped", which "Why not" says too."""
+    return not _untried(row) or row.total_s is not None
+
+
 def _place(row: Row) -> tuple[bool, bool, bool, float]:
     total = row.total_s.median if row.total_s else float("inf")
-    return (row.config is not None, not row.advised, row.trial is None, total)
+    return (row.config is not None, not row.advised, _untried(row), total)
 
 
 def _section(title: str, sentences: Iterable[str], style: str = "") -> Iterator[RenderableType]:
@@ -232,7 +254,7 @@ def _table(lines: Sequence[Row]) -> Table:
             ratio(trial.speedup) if trial and trial.speedup else "",
             _seconds(trial.cold_start_s if compiled and trial else None),
             _seconds(row.warm_start_s),
-            ("~" if trial is None and row.total_s else "") + _median(row.total_s),
+            ("~" if _untried(row) and row.total_s else "") + _median(row.total_s),
         )
     return table
 
@@ -244,6 +266,13 @@ def _why_not(lines: Sequence[Row]) -> list[str]:
         if row.why_not and not row.advised:
             groups.setdefault(row.why_not, []).append(config_name(row.config))
     return [f"{', '.join(names)}: {reason}" for reason, names in groups.items()]
+
+
+def _fixes(advice: Advice) -> list[str]:
+    """Returns the first mends; a model can break a graph in hundreds of places."""
+    shown = [_fix(fix) for fix in advice.fixes[:_MOST_FIXES]]
+    more = len(advice.fixes) - len(shown)
+    return [*shown, f"and {more} more: advise show {advice.advice_id} --json"] if more else shown
 
 
 def _fix(fix: Fix) -> str:

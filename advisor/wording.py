@@ -161,7 +161,7 @@ def not_paying(bill: Bill, plan: Plan) -> str:
             f"{count(bill.break_even_step)}, and the plan has {count(bill.steps)}"
         )
     return (
-        f"saves time with a probability of {_percent(bill.p_saves)}, below the "
+        f"saves time with a probability of {_chance(bill.p_saves)}, below the "
         f"{_percent(plan.confidence)} asked for: {ratio(bill.speedup)} and {compiles} are paid "
         f"back after step {count(bill.break_even_step)} of {count(bill.steps)}"
     )
@@ -208,7 +208,7 @@ def saves(bill: Bill) -> str:
     return (
         f"The plan takes {duration(bill.total_s.median)} instead of "
         f"{duration(bill.eager_total_s.median)}: {_percent(share)} less, {_span(bill.saved_s)} "
-        f"saved, with a probability of {_percent(bill.p_saves)} that anything is."
+        f"saved, with a probability of {_chance(bill.p_saves)} that anything is."
     )
 
 
@@ -364,10 +364,14 @@ def _span(figure: Interval) -> str:
 
 
 def _percent(share: float) -> str:
-    """Returns a share in percent; "nearly 100 %" and "nearly 0 %" are never called certain."""
     percent = 100 * share
-    if 99.5 <= percent < 100:
+    return "less than 1 %" if 0 < percent < 0.5 else f"{percent:.0f} %"
+
+
+def _chance(probability: float) -> str:
+    """Returns a probability in percent; what was drawn a finite number of times is never certain."""
+    if probability > 0.99:
         return "more than 99 %"
-    if 0 < percent < 0.5:
+    if probability < 0.01:
         return "less than 1 %"
-    return f"{percent:.0f} %"
+    return f"{100 * probability:.0f} %"

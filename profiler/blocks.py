@@ -48,9 +48,7 @@ def repeated_blocks(model: torch.nn.Module) -> tuple[Blocks, ...]:
 
 
 def _kind(module: torch.nn.Module) -> _Key:
-    shapes = tuple(
-        (name, tuple(parameter.shape)) for name, parameter in module.named_parameters()
-    )
+    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in module.named_parameters())
     return type(module), shapes
 
 
@@ -71,4 +69,4 @@ def _container(model: torch.nn.Module, paths: tuple[str, ...]) -> str | None:
     parent = parents.pop()
     module = model.get_submodule(parent)
     listed = isinstance(module, torch.nn.ModuleList | torch.nn.Sequential)
-    return parent if listed and len(module) == len(paths) else None
+    return parent if listed and len(list(module.children())) == len(paths) else None

@@ -142,9 +142,12 @@ class Host:
             if running is not None:
                 raise HostError("a trial is running already", mend="end it first")
             self._start(message.spec)
-        elif isinstance(message, End) and running is not None:
-            if running.spec.trial_id == message.trial_id:
-                self._end(running, EndReason(kind="cancelled", message="the trial was cancelled"))
+        elif (
+            isinstance(message, End)
+            and running is not None
+            and running.spec.trial_id == message.trial_id
+        ):
+            self._end(running, EndReason(kind="cancelled", message="the trial was cancelled"))
 
     def _start(self, spec: TrialSpec) -> None:
         threads = len(os.listdir("/proc/self/task"))
@@ -195,7 +198,7 @@ class Host:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             self._run_trial(spec, frames_fd)
             code = 0
-        except BaseException:  # the traceback must reach stderr whatever it was
+        except BaseException:  # noqa: BLE001 - the traceback must reach stderr whatever it was
             import traceback
 
             traceback.print_exc()
@@ -314,7 +317,8 @@ class Host:
         """The trial's leader has ended: end the rest, drain the pipes, report."""
         _, status = os.waitpid(running.pid, 0)
         process_tree.kill_children()
-        for descriptor in list(self._selector.get_map()):
+        descriptors = [int(key.fd) for key in self._selector.get_map().values()]
+        for descriptor in descriptors:
             if descriptor in (self._peer.fileno(), running.pidfd):
                 continue
             os.set_blocking(descriptor, False)

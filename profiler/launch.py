@@ -126,9 +126,7 @@ class TrialHost:
             raise unusable_error(ended.unusable)
         return trial_of(spec, ended)
 
-    async def _until_ended(
-        self, spec: TrialSpec, on_progress: Callable[[Progress], None]
-    ) -> Ended:
+    async def _until_ended(self, spec: TrialSpec, on_progress: Callable[[Progress], None]) -> Ended:
         while True:
             message = await self._next()
             if isinstance(message, Reported):

@@ -130,10 +130,10 @@ class Watch:
                 f"the hypervisor took {stolen:.0%} of the CPU time away while it was measured"
             )
         clock = psutil.cpu_freq()
-        if clock is not None and clock.max and clock.current < _THROTTLED_SHARE * clock.max:
-            found.append(
-                f"the CPU ran at {clock.current:.0f} of {clock.max:.0f} MHz: it may be throttled"
-            )
+        clock: object = psutil.cpu_freq()  # None where the system does not tell
+        highest, now_mhz = getattr(clock, "max", 0.0), getattr(clock, "current", 0.0)
+        if highest and now_mhz < _THROTTLED_SHARE * highest:
+            found.append(f"the CPU ran at {now_mhz:.0f} of {highest:.0f} MHz: it may be throttled")
         return found
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from advisor.profiler.training import Batch, Trainer, loss_value
-from advisor.profiler.workload import seed_everything
+from advisor.profiler.training import Trainer, loss_value
+from advisor.profiler.workload import Batch, seed_everything
 
 # What a reordering of sums may change over a few steps, relative to the loss, for the type in
 # which the model computes. torch.testing's own tolerances for one operator are 1.3e-6 (float32)
@@ -68,9 +68,7 @@ def losses(
     return found
 
 
-def compare(
-    run: Callable[[bool, int], list[float | None]], dtype: str
-) -> Agreement:
+def compare(run: Callable[[bool, int], list[float | None]], dtype: str) -> Agreement:
     """Returns how well compiled and eager agree; `run(compiled, seed)` gives the losses.
 
     Eager against itself sets the scale: the same seed twice shows what the device leaves open,
@@ -102,7 +100,8 @@ def compare(
     if broken is not None and eager_finite:
         message = f"the compiled loss is {compiled[broken]} at step {broken}, the eager one is not"
     elif drift > allowed:
-        first = next(i for i in range(len(compiled)) if _difference_at(eager[0], compiled, i) > allowed)
+        apart = [_difference_at(eager[0], compiled, i) > allowed for i in range(len(compiled))]
+        first = apart.index(True)
         message = (
             f"the losses differ by {drift:.1%} of their size from step {first} on,"
             f" where {dtype} and eager's own spread explain {allowed:.2%}"
@@ -121,12 +120,13 @@ def _difference(first: list[Any], second: list[Any]) -> float:
 
 
 def _difference_at(first: list[Any], second: list[Any], index: int) -> float:
-    """Returns the relative difference of two losses; relative to the run's first loss at least,
+    """Returns the relative difference of two losses.
 
-    so that a loss that falls to nearly nothing does not make rounding look like an error.
+    Relative to a hundredth of the run's first loss at least, so that a loss that falls to nearly
+    nothing does not make rounding look like an error.
     """
     a, b, start = first[index], second[index], first[0]
     if a is None or b is None or not all(map(math.isfinite, (a, b, start))):
         same = a == b or (a != a and b != b)
         return 0.0 if same else math.inf
-    return abs(a - b) / max(abs(a), 1e-2 * abs(start), 1e-12)
+    return float(abs(a - b) / max(abs(a), 1e-2 * abs(start), 1e-12))

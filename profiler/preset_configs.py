@@ -101,6 +101,7 @@ def decided_job(spec: WorkloadSpec) -> Job:
         length = choice.size.length
     with blaming(f"{choice.what} cannot be used"):
         length = fitted_length(choice.config, inputs, length, default.length)
+    _check_classes(choice.config, choice.task, choice.what)
     chosen = PRECISIONS[precision]
     _complete(choice.config, choice.task, getattr(torch, chosen.weights))
     return Job(
@@ -140,6 +141,18 @@ def _complete(config: Any, task: str, dtype: Any) -> None:
         config.pad_token_id = padding
     if config.is_encoder_decoder and getattr(config, "decoder_start_token_id", None) is None:
         config.decoder_start_token_id = padding or 0
+
+
+def _check_classes(config: Any, task: str, what: str) -> None:
+    """Raises `WorkloadError` when there are too few classes to learn anything."""
+    # One class for a whole text is a regression; one for each token is nothing.
+    least = {Labels.CLASS: 1, Labels.CLASS_PER_TOKEN: 2}.get(TASKS[task].labels, 0)
+    if config.num_labels < least:
+        raise WorkloadError(
+            f"{what} has {config.num_labels} classes",
+            f"{task} needs at least {least}",
+            "name them in id2label of config.json",
+        )
 
 
 def _task(asked: str | None, offered: Sequence[str], what: str) -> str:
@@ -296,7 +309,8 @@ def blaming(what: str) -> Iterator[None]:
     except (WorkloadError, RuntimeError, MemoryError):
         raise
     except Exception as error:
-        why = " ".join(str(error).split()) or type(error).__name__
+        # The name first: the text of a KeyError is the key alone.
+        why = " ".join(f"{type(error).__name__}: {error}".split())
         raise WorkloadError(what, why[:300]) from error
 
 

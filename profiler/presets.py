@@ -35,12 +35,17 @@ def describe() -> list[tuple[str, tuple[str, ...], float]]:
 
 
 def parameters(spec: WorkloadSpec) -> int:
-    """Returns the number of parameters of a preset's model. Allocates nothing.
+    """Returns the number of parameters of the model that `spec` names, without its memory.
 
     Raises `WorkloadError` like `build`.
     """
     torch = required("torch")
-    model = _model(decided_job(spec), torch.device("meta"))
+    job = decided_job(spec)
+    try:
+        model = _constructed(job, torch.device("meta"))
+    except RuntimeError:
+        # transformers 4.45 reads the values of a tensor to construct Swin and ConvNeXt.
+        model = _model(job, torch.device("cpu"))
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -122,18 +127,28 @@ def _scaled_step(
 
 def _model(job: Job, device: torch.device) -> Any:
     """Returns the model in train mode, made on the device itself: large ones fit nowhere else."""
-    import torch
-
     try:
         model = _constructed(job, device)
     except RuntimeError as error:
-        # Memory that ran out, or sizes that no tensor can have? The latter fail without memory too.
-        try:
-            _constructed(job, torch.device("meta"))
-        except RuntimeError:
-            raise WorkloadError(_cannot_be_used(job), str(error).split("\n")[0]) from error
+        if _fails_without_memory(job, error):
+            raise WorkloadError(_cannot_be_used(job), _first_line(error)) from error
         raise
     return model.to(device).train()
+
+
+def _fails_without_memory(job: Job, error: RuntimeError) -> bool:
+    """Returns whether the sizes are to blame, such as negative ones, not memory that ran out."""
+    import torch
+
+    try:
+        _constructed(job, torch.device("meta"))
+    except RuntimeError as again:
+        return _first_line(again) == _first_line(error)
+    return False
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).split("\n", maxsplit=1)[0]
 
 
 def _constructed(job: Job, device: torch.device) -> Any:
@@ -179,7 +194,7 @@ def _check_autocast(precision: Precision, device: torch.device) -> None:
         value.float().sum().backward()
         why = "" if value.dtype == dtype else "autocast falls back to float32"
     except RuntimeError as error:
-        why = str(error).split("\n", maxsplit=1)[0]
+        why = _first_line(error)
     if why:
         raise WorkloadError(
             f"this {device.type} cannot train in {precision.autocast}",

@@ -5,13 +5,15 @@ Clock: `perf_counter`. The device is waited for at the borders of blocks, never 
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from advisor.profiler.flip import Flip
 from advisor.profiler.records import Measuring, Pair
-from advisor.profiler.training import Batch, Trainer
+from advisor.profiler.training import Trainer
+from advisor.profiler.workload import Batch
 
 # A block is at least this long, so that the clock and the synchronisation do not count in it.
 _BLOCK_S = 0.25
@@ -67,8 +69,8 @@ class WarmUp:
     def spread(self) -> float:
         """Coefficient of variation of the last windows' step times."""
         values = [w.step_s for w in self.windows[-2 * _STEADY_WINDOWS :]]
-        mean = sum(values) / len(values)
-        return (sum((v - mean) ** 2 for v in values) / len(values)) ** 0.5 / mean
+        mean = statistics.fmean(values)
+        return statistics.pstdev(values) / mean
 
 
 def warm_up(

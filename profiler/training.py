@@ -89,9 +89,11 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
     if device.type == "cpu":
         return batch
     return pytree.tree_map(
-        lambda leaf: leaf.to(device, non_blocking=True)
-        if isinstance(leaf, torch.Tensor) and leaf.device != device
-        else leaf,
+        lambda leaf: (
+            leaf.to(device, non_blocking=True)
+            if isinstance(leaf, torch.Tensor) and leaf.device != device
+            else leaf
+        ),
         batch,
     )
 

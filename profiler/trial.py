@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import torch
-
 from advisor.profiler import compile_events, facts, numerics, statistics, timing, torch_internals
 from advisor.profiler.blocks import repeated_blocks
 from advisor.profiler.compile_failure import failed_trial
@@ -42,8 +40,8 @@ from advisor.profiler.records import (
     TrialSpec,
     TrialStatus,
 )
-from advisor.profiler.training import Batch, Trainer, signature
-from advisor.profiler.workload import build, device_of, seed_everything
+from advisor.profiler.training import Trainer, signature
+from advisor.profiler.workload import Batch, build, device_of, seed_everything
 
 # A warm start needs only enough quads to show what another process measures.
 _WARM_QUADS = 6
@@ -125,7 +123,7 @@ def run_trial(spec: TrialSpec, descriptor: int) -> None:
     except PlanError as error:
         reporter.send(Unusable(what=error.what, why=error.why, mend=error.mend, plan=True))
         return
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the person's code may raise anything
         trial = failed_trial(spec, reporter.phase, error)
     reporter.send(Result(trial=trial))
 
@@ -216,9 +214,7 @@ class _Measurement:
             with facts.compute_dtype(trainer.model) as dtype:
                 self._see(trainer.first_step())
             self._dtype = dtype()
-            warm = timing.warm_up(
-                trainer, self._see, measuring.max_warm_up_s, lambda text: self._reporter.tell(text)
-            )
+            warm = timing.warm_up(trainer, self._see, measuring.max_warm_up_s, self._reporter.tell)
         if not warm.steady:
             self._warnings.append(
                 f"eager steps did not get steady within {measuring.max_warm_up_s:.0f} s:"
@@ -359,8 +355,7 @@ class _Measurement:
             self._warnings.append(
                 "it was still compiling when measuring ended: step times contain compiles"
             )
-        if watch_sentences := watch.sentences():
-            self._warnings += watch_sentences
+        self._warnings += watch.sentences()
         return good, late_s
 
     def _enough(self, pairs: list[Pair], cold_s: float) -> str:

@@ -18,7 +18,7 @@ from advisor.request import AdviceRequest
 from advisor.v1 import advisor_pb2 as pb
 
 # Text that protobuf can carry: no lone surrogates.
-TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 INT32 = st.integers(-(2**31), 2**31 - 1)
 EXACT = st.integers(0, 2**53)  # what a double carries exactly

@@ -94,9 +94,9 @@ def _marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("ADVISOR_TEST_MARK") == mark:
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+            marked = process.environ().get("ADVISOR_TEST_MARK") == mark
+            if marked and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 

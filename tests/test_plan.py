@@ -6,12 +6,13 @@ import dataclasses
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from advisor.models.plan import MOST_STEPS, Plan
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import WorkloadSpec
 from advisor.request import AdviceRequest, Limits
-from hypothesis import given
-from hypothesis import strategies as st
 
 WORKLOAD = WorkloadSpec(target="train.py:build", cwd="/")
 

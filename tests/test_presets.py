@@ -413,6 +413,11 @@ def test_refusal_of_a_preset_says_what_why_and_how(
         ('{"model_type": "brt"}', {}, ["unknown model_type 'brt'", "did you mean"]),
         ({"hidden_size": 33}, {}, ["BertForTokenClassification", "33"]),
         ({"hidden_size": -32}, {}, ["BertForTokenClassification", "cannot be used"]),
+        ({"num_attention_heads": 0}, {}, ["cannot be used"]),
+        ({"hidden_act": "wow"}, {}, ["cannot be used", "wow"]),
+        ({"vocab_size": 1}, {}, ["vocab_size 1 leaves no token"]),
+        ({"id2label": {}}, {}, ["has 0 classes", "at least 2"]),
+        ({"id2label": {"0": "a"}}, {}, ["has 1 classes", "at least 2"]),
         ({"hidden_size": "wide"}, {}, ["cannot be used"]),
         ({"architectures": None}, {}, ["does not say for which task", "--task", "masked-lm"]),
         ({"architectures": ["BertModel"]}, {}, ["BertModel", "--task"]),
@@ -447,6 +452,12 @@ def test_unknown_audio_inputs_are_refused(tmp_path: Path) -> None:
     config = {"model_type": "audio-spectrogram-transformer"}
     folder(tmp_path, config | {"architectures": ["ASTForAudioClassification"]})
     assert "audio inputs" in refusal(".", cwd=tmp_path)
+
+
+def test_running_out_of_memory_is_not_blamed_on_the_folder(tmp_path: Path) -> None:
+    folder(tmp_path, TINY_BERT | {"vocab_size": 2**50})  # 128 PiB
+    with pytest.raises(RuntimeError, match="memory"):
+        presets.build(spec(".", cwd=tmp_path), CPU)
 
 
 @pytest.mark.parametrize("module", ["torch", "transformers"])

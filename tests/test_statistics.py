@@ -7,6 +7,9 @@ import time
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from advisor.models.statistics import (
     MOST_BLOCKS,
     between_processes,
@@ -16,8 +19,6 @@ from advisor.models.statistics import (
     step_draws,
 )
 from advisor.profiler.records import Pair
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 
 def quads(

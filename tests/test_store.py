@@ -206,6 +206,14 @@ def test_leftover_of_a_creation_that_died_is_no_obstacle(tmp_path: Path) -> None
         assert store.trials() == ([], None)
 
 
+def test_nobody_else_can_read_it(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.add_trial(trial("t1"), advice_id="a", target="x")
+        files = list(tmp_path.iterdir())
+        assert len(files) >= 2
+        assert [path.name for path in files if path.stat().st_mode & 0o077] == []
+
+
 def test_missing_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="data folder"):
         Store(tmp_path / "gone")

@@ -10,7 +10,7 @@ import functools
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -25,7 +25,8 @@ _SERVICE = "/compile_advisor.v1.Advisor/"
 _UNDECODABLE = object()
 
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+# Quoted: generic in the stubs only.
+Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class ErrorsInterceptor(grpc.aio.ServerInterceptor):

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc.aio
-from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_health.v1.health import SERVICE_NAME as HEALTH  # type: ignore[import-untyped]
 from grpc_health.v1.health import aio as aio_health
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
@@ -107,7 +107,7 @@ async def run(address: str, *, data: Path, until: asyncio.Event) -> None:
             log.warning("deleted what a campaign left that died", extra={"advice_id": name})
         jobs = Jobs(store, data)
         health = aio_health.HealthServicer()
-        server = make_server(store, jobs, health)
+        server = await make_server(store, jobs, health)
         with bound(server, address):
             await server.start()
             log.info("serving", extra={"address": address, "data": str(data)})
@@ -120,10 +120,13 @@ async def run(address: str, *, data: Path, until: asyncio.Event) -> None:
                 log.info("ended")
 
 
-def make_server(store: Store, jobs: Jobs, health: aio_health.HealthServicer) -> grpc.aio.Server:
+async def make_server(
+    store: Store, jobs: Jobs, health: aio_health.HealthServicer
+) -> grpc.aio.Server:
     """Returns a server with the service, health and reflection, bound to nothing yet."""
     server = grpc.aio.server(interceptors=[ErrorsInterceptor()], options=OPTIONS)
     advisor_pb2_grpc.add_AdvisorServicer_to_server(AdvisorServicer(store, jobs), server)
+    await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), server)
     return server

@@ -7,10 +7,10 @@ records.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
+import logging
 import time
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -29,10 +29,12 @@ from advisor.v1 import advisor_pb2 as pb
 from advisor.v1 import advisor_pb2_grpc
 from advisor.validate import check
 
+log = logging.getLogger(__name__)
+
 # A caller who reads slowly misses progress beyond this many events, never a result.
 _MOST_WAITING = 256
 
-Context = grpc.aio.ServicerContext[Any, Any]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
 class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
@@ -69,8 +71,8 @@ class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
         except BaseException:
             task.cancel()
             await asyncio.wait([task])
-            with contextlib.suppress(BaseException):
-                task.result()  # it was cancelled, or failed while nobody listened any more
+            if not task.cancelled() and (error := task.exception()) is not None:
+                log.warning("a campaign failed after its caller left", exc_info=error)
             raise
         task.result()
 

@@ -242,6 +242,7 @@ def _create(path: Path) -> None:
     engine = sa.create_engine(sa.URL.create("sqlite", database=str(unfinished)))
     _metadata.create_all(engine)
     engine.dispose()
+    unfinished.chmod(0o600)  # its log files get the same mode
     unfinished.rename(path)
 
 
