@@ -17,7 +17,6 @@ from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, BestCase, See
 from advisor.models.economics import Bill, affordable_compile_s, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
 from advisor.models.plan import Plan
-from advisor.models.statistics import speedup
 from advisor.profiler.records import (
     Config,
     Dynamic,
@@ -28,6 +27,7 @@ from advisor.profiler.records import (
     TrialKind,
     TrialStatus,
 )
+from advisor.profiler.statistics import speedup
 from advisor.request import AdviceRequest
 from advisor.units import config_name
 
@@ -162,6 +162,8 @@ class Campaign:
         self._new_id = new_id
         self._trials: list[Trial] = []
         self._spent_s = 0.0
+        # Fixed once both scopes were looked at, so that no later figure reopens the campaign.
+        self._scope: Scope | None = None
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -243,13 +245,18 @@ class Campaign:
 
     def _further_scope(self) -> Scope:
         """Returns the scope in which mode default did better; the whole model when in doubt."""
+        if self._scope is not None:
+            return self._scope
         common = base(self._trials)
         totals = {
             e.config: self._bill(e, common).expected_total_s
             for e in gather(self._trials)
             if common and e.config in _FIRST and doubt(e, self._memory_limit()) is None
         }
-        return min(totals, key=lambda config: totals[config]).scope if totals else Scope.MODEL
+        scope = min(totals, key=lambda config: totals[config]).scope if totals else Scope.MODEL
+        if all(any(t.config == first for t in self._trials) for first in _FIRST):
+            self._scope = scope
+        return scope
 
     def _outlook(self, config: Config, common: Base) -> _Outlook:
         plan = self._request.plan

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from advisor import wording
-from advisor.models import statistics
 from advisor.models.economics import Bill, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
 from advisor.models.plan import Plan
+from advisor.profiler import statistics
 from advisor.profiler.errors import AdvisorError
 from advisor.profiler.records import (
     Advice,
@@ -222,9 +222,6 @@ def _why_stay(
         yield wording.nothing_tried(first.config, first.failure.message if first.failure else "")
     else:
         yield wording.nothing_to_try()
-    share = _data_wait_share(common)
-    if share > LARGE_DATA_WAIT:
-        yield wording.waits_for_data(share)
 
 
 def _alternatives(

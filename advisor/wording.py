@@ -82,10 +82,11 @@ def ruled_out(by: Trial, doubt: Doubt | None, because: str) -> str:
 
 def warm_start_wanted(config: Config, cold_s: float, restarts: int) -> str:
     """Returns why the warm start is measured."""
-    use = f"each of {count(restarts)} restarts pays it" if restarts else "the real run can start so"
+    use = f"each of {count(restarts)} restarts pays it" if restarts > 1 else "the restart pays it"
     return (
-        f"{config_name(config)} pays; its start from the filled cache instead of "
-        f"{duration(cold_s)} is measured in a second process, as {use}"
+        f"{config_name(config)} pays: a second process measures how long it starts from the filled "
+        f"cache instead of the {duration(cold_s)} from an empty one, because "
+        f"{use if restarts else 'the real run can start from that cache'}"
     )
 
 
@@ -369,7 +370,7 @@ def _percent(share: float) -> str:
 
 
 def _chance(probability: float) -> str:
-    """Returns a probability in percent; what was drawn a finite number of times is never certain."""
+    """Returns a probability in percent; one that was found by drawing is never certain."""
     if probability > 0.99:
         return "more than 99 %"
     if probability < 0.01:

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from advisor.models import statistics
 from advisor.models.plan import Plan
-from advisor.models.statistics import Array
+from advisor.profiler import statistics
 from advisor.profiler.records import Interval, Pair
+from advisor.profiler.statistics import Array
 
 DRAWS = 2000
 

@@ -42,10 +42,10 @@ _BREAKS: tuple[tuple[str, Break], ...] = (
 )
 
 _RECOMPILES: tuple[tuple[str, Re], ...] = (
-    (r"grad_mode|is_grad_enabled", Re.GRAD_MODE),
+    (r"grad_mode|is_grad_enabled|requires_grad mismatch", Re.GRAD_MODE),
     (r"\.training\b", Re.TRAIN_EVAL),
     (r"stride mismatch", Re.STRIDE),
-    (r"dtype mismatch|device mismatch|dispatch key|requires_grad", Re.DTYPE_OR_DEVICE),
+    (r"dtype mismatch|device mismatch|dispatch key", Re.DTYPE_OR_DEVICE),
     (r"size mismatch at index 0", Re.BATCH_SIZE),
     (r"size mismatch|\.size\(\)|ndim|rank mismatch|shape", Re.SHAPE),
     (r"optimizer|param_groups|\['step'\]|\['lr'\]", Re.OPTIMIZER_STATE),

@@ -129,7 +129,6 @@ class Watch:
             found.append(
                 f"the hypervisor took {stolen:.0%} of the CPU time away while it was measured"
             )
-        clock = psutil.cpu_freq()
         clock: object = psutil.cpu_freq()  # None where the system does not tell
         highest, now_mhz = getattr(clock, "max", 0.0), getattr(clock, "current", 0.0)
         if highest and now_mhz < _THROTTLED_SHARE * highest:

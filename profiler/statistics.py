@@ -154,15 +154,20 @@ def _small_sample_factor(n: int) -> float:
 
 def _weights(variances: Array) -> Array:
     """Returns inverse-variance weights that sum to 1; equal ones where all variances are 0."""
-    smallest = float(variances.max()) * 1e-9 or 1.0
-    inverse = 1 / np.maximum(variances, smallest)
+    inverse = _inverse(variances)
     return np.asarray(inverse / inverse.sum())
+
+
+def _inverse(variances: Array) -> Array:
+    """Returns 1 / variances, where 0 counts as a millionth of the largest."""
+    largest = float(variances.max()) or 1e-12
+    return np.asarray(1 / np.maximum(variances, largest * 1e-6))
 
 
 def _between_variance(centres: Array, within: Array) -> float:
     """Returns DerSimonian and Laird's variance between the processes, not below 0."""
-    inverse = 1 / np.maximum(within, 1e-18)
+    inverse = _inverse(within)
     mean = np.average(centres, weights=inverse)
     excess = float(np.sum(inverse * (centres - mean) ** 2)) - (len(centres) - 1)
-    scale = float(inverse.sum() - np.sum(inverse**2) / inverse.sum())
+    scale = float(np.sum(inverse * (inverse.sum() - inverse)) / inverse.sum())
     return max(0.0, excess / scale)

@@ -74,17 +74,25 @@ class WarmUp:
 
 
 def warm_up(
-    trainer: Trainer, seen: Callable[[Batch], None], limit_s: float, tell: Callable[[str], None]
+    trainer: Trainer,
+    seen: Callable[[Batch], None],
+    limit_s: float,
+    most_steps: float,
+    tell: Callable[[str], None],
 ) -> WarmUp:
     """Runs eager steps in the natural loop until they are steady, or for `limit_s`.
 
-    `seen` is handed each batch. Varying shapes make windows differ by nature: they are as long as
+    A plan of fewer than `most_steps` steps never gets steadier than that. `seen` is handed each
+    batch. Varying shapes make windows differ by nature: they are as long as
     it takes to even that out, or the time is up.
     """
     result = WarmUp()
     begun = time.perf_counter()
     steps = 1
-    while not result.steady and (not result.windows or time.perf_counter() - begun < limit_s):
+    taken = 0
+    while not result.steady:
+        if taken >= most_steps or (taken and time.perf_counter() - begun > limit_s):
+            break
         wait_s = run_s = 0.0
         for _ in range(steps):
             start = time.perf_counter()
@@ -96,6 +104,7 @@ def warm_up(
             wait_s += fetched - start
             run_s += time.perf_counter() - fetched
         result.windows.append(Window(steps, run_s / steps, wait_s / steps))
+        taken += steps
         last = [window.step_s for window in result.windows[-_STEADY_WINDOWS:]]
         even = max(last) <= _STEADY_RATIO * min(last)
         result.steady = len(result.windows) > _STEADY_WINDOWS and even

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import math
 import os
 import signal
 import threading
@@ -214,7 +215,13 @@ class _Measurement:
             with facts.compute_dtype(trainer.model) as dtype:
                 self._see(trainer.first_step())
             self._dtype = dtype()
-            warm = timing.warm_up(trainer, self._see, measuring.max_warm_up_s, self._reporter.tell)
+            warm = timing.warm_up(
+                trainer,
+                self._see,
+                measuring.max_warm_up_s,
+                self._spec.plan_steps or math.inf,
+                self._reporter.tell,
+            )
         if not warm.steady:
             self._warnings.append(
                 f"eager steps did not get steady within {measuring.max_warm_up_s:.0f} s:"

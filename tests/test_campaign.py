@@ -50,6 +50,8 @@ class Truth:
     ratio: float = 1.2
     cold_start_s: float = 24.0
     warm_start_s: float = 3.0
+    # What the second process measures instead, if that differs.
+    warm_ratio: float | None = None
     status: TrialStatus = TrialStatus.OK
     message: str = ""
     graphs: int = 4
@@ -95,6 +97,7 @@ class Job:
         rng = np.random.default_rng(number)
         noise = np.exp(0.01 * rng.standard_normal((12, 2)))
         warm = step.kind is TrialKind.WARM
+        ratio = truth.warm_ratio if warm and truth.warm_ratio else truth.ratio
         return Trial(
             trial_id=name,
             kind=step.kind,
@@ -103,7 +106,7 @@ class Job:
             pairs=tuple(
                 Pair(
                     eager_s=self.step_s * float(a),
-                    compiled_s=self.step_s / truth.ratio * float(b),
+                    compiled_s=self.step_s / ratio * float(b),
                     process=int(warm),
                 )
                 for a, b in noise
@@ -248,7 +251,7 @@ def test_what_regional_showed_bounds_the_whole_model() -> None:
     assert narrowed.speedup < alone.speedup
     campaign, steps = run(request(Plan(steps=2500)), Job({}))
     assert compiled(steps) == [REGIONAL]
-    assert "its own trials" in skipped(campaign)[WHOLE].message
+    assert "own trials" in skipped(campaign)[WHOLE].message
 
 
 @pytest.mark.parametrize(
@@ -390,6 +393,18 @@ def test_expected_time_of_trials_stays_within_the_budget(
     campaign, steps = run(request(plan, budget_s=budget_s), job, cost)
     assert campaign.spent_s == pytest.approx(spent)
     assert spent <= max(budget_s, steps[0].expected_s)
+
+
+@pytest.mark.parametrize("warm_ratio", [0.7, 2.0])
+def test_surprise_in_the_warm_start_does_not_reopen_the_campaign(warm_ratio: float) -> None:
+    truths = {
+        WHOLE: Truth(1.30, warm_ratio=warm_ratio),
+        REGIONAL: Truth(1.29, warm_ratio=warm_ratio),
+    }
+    campaign, steps = run(request(Plan(steps=200_000, restarts=3)), Job(truths, device="cuda"))
+    assert steps[-1].kind is TrialKind.WARM
+    accounted = compiled(steps) + list(skipped(campaign))
+    assert len(accounted) == campaign.total_configurations() == 5
 
 
 def test_failed_eager_trial_ends_the_campaign() -> None:

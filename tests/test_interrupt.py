@@ -53,7 +53,7 @@ def build(device):
 # Words of the progress, and the phase of the trial that they tell of.
 MOMENTS = {
     "the server starts": "",
-    "import": ": starting",
+    "import": "trial 1, eager, at most",
     "build": "building the model",
     "warm-up": "eager steps until they are steady",
     "cold": "compiling",
@@ -101,18 +101,22 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 
 def _wait_for(stream: IO[str], words: str, timeout_s: float) -> list[str]:
-    """Returns the lines up to the first one with `words`; fails when it does not come."""
+    """Returns the lines, which go on growing, once there is one with `words` ("": at once)."""
     lines: list[str] = []
-    found = threading.Event()
+    found, ended = threading.Event(), threading.Event()
 
     def read() -> None:
         for line in stream:
             lines.append(line)
             if words in line:
                 found.set()
+        ended.set()
 
     threading.Thread(target=read, daemon=True).start()
-    assert not words or found.wait(timeout_s), f"no {words!r} within {timeout_s} s: {lines}"
+    deadline = time.monotonic() + timeout_s
+    while words and not found.wait(0.05):
+        assert not ended.is_set(), f"it ended before {words!r}: {lines}"
+        assert time.monotonic() < deadline, f"no {words!r} within {timeout_s} s: {lines}"
     return lines
 
 

@@ -151,3 +151,13 @@ def test_every_status_and_phase_has_words() -> None:
         for phase in Phase:
             view.show(Progress(trial_id="t1", phase=phase))
     assert len(file.getvalue().splitlines()) == 1 + len(Phase)
+
+
+def test_one_reason_for_many_skipped_configurations_is_said_once() -> None:
+    file = io.StringIO()
+    with ProgressView(file, live=False, clock=Clock()) as view:
+        for _ in range(3):
+            view.show(_trial(TrialStatus.SKIPPED, "even its best case cannot pay"))
+    text = file.getvalue()
+    assert text.count("even its best case cannot pay") == 1
+    assert text.count("regional default: skipped for the same reason") == 2

@@ -175,13 +175,48 @@ def test_verdict_comes_first_in_one_line() -> None:
     )
 
 
-def test_stay_eager_says_why_in_the_verdict_and_not_twice() -> None:
-    text = _text(STAY)
-    assert text.startswith(
-        "STAY EAGER for these 50 steps (4.0 s): no compile can pay within 4.1 s."
+@pytest.mark.parametrize(
+    ("trials", "break_even_step", "why"),
+    [
+        (TRIALS[:1], None, "no configuration was worth measuring."),
+        (TRIALS[:2], 1268.0, "compiling pays back after step 1,268 only."),
+        (TRIALS[:2], 40.0, "nothing that was tried saves time for sure."),
+        (TRIALS[4:], None, "nothing that was tried can be used."),
+    ],
+)
+def test_stay_eager_says_why_in_one_line(
+    trials: tuple[Trial, ...], break_even_step: float | None, why: str
+) -> None:
+    text = _text(dataclasses.replace(STAY, trials=trials, break_even_step=break_even_step))
+    assert text.splitlines()[0] == f"STAY EAGER for these 50 steps (4.0 s): {why}"
+    assert "- It would from about 1,200 steps on." in text
+
+
+def test_skipped_trial_is_named_with_its_reason_and_takes_no_line_of_the_table() -> None:
+    skipped = Trial(
+        trial_id="t9",
+        kind=TrialKind.COMPILE,
+        config=TUNED,
+        status=TrialStatus.SKIPPED,
+        failure=Failure(kind="cannot_pay", message="even its best case cannot pay"),
     )
-    assert text.count("no compile can pay") == 1
-    assert "It would from about 1,200 steps on." in text
+    text = _text(dataclasses.replace(STAY, trials=(*TRIALS[:1], skipped), alternatives=()))
+    assert "model max-autotune-no-cudagraphs: even its best case cannot pay" in text
+    assert text.count("max-autotune") == 1
+
+
+def test_measured_trial_is_not_hidden_by_a_later_skip() -> None:
+    skip = dataclasses.replace(TRIALS[1], status=TrialStatus.SKIPPED, step_s=None)
+    found = rows(dataclasses.replace(ENABLE, trials=(*TRIALS, skip)))
+    assert found[1].trial == TRIALS[1]
+
+
+def test_only_the_first_of_many_mends_are_shown() -> None:
+    fixes = tuple(Fix(cause="OTHER", what=f"mend {i}") for i in range(60))
+    text = _text(dataclasses.replace(ENABLE, fixes=fixes))
+    assert "mend 3" in text
+    assert "mend 4" not in text
+    assert "and 56 more: advise show a1b2c3 --json" in text
 
 
 def test_code_to_paste_is_copied_whole_however_narrow_the_terminal() -> None:

@@ -313,8 +313,6 @@ def test_short_plan_tells_what_was_skipped_and_keeps_no_folder(data: Path, socke
 
 def test_trial_that_outlasts_the_budget_is_ended(data: Path, socket: Path) -> None:
     async def test(it: Served) -> None:
-        it.host.play = it.host.hang
-
         async def slow(spec: records.TrialSpec) -> records.Trial:
             await asyncio.sleep(3600)
             raise AssertionError("never reached")

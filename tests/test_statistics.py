@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.models.statistics import (
+from advisor.profiler.records import Pair
+from advisor.profiler.statistics import (
     MOST_BLOCKS,
     between_processes,
     half_width,
@@ -18,7 +19,6 @@ from advisor.models.statistics import (
     speedup,
     step_draws,
 )
-from advisor.profiler.records import Pair
 
 
 def quads(
