@@ -161,8 +161,9 @@ def print_plain(
 def trials_table(stored: Iterable[StoredTrial]) -> RenderableType:
     """Returns stored trials as a table, one line each, in the order given."""
     table = _grid()
-    for title in ("When", "Job", "Measured", "Status"):
-        table.add_column(title, overflow="fold")
+    table.add_column("When", no_wrap=True)
+    for title in ("Job", "Measured", "Status"):
+        table.add_column(title, overflow="fold", min_width=9)
     for title in ("Step", "Speedup", "Cold", "Wall"):
         table.add_column(title, overflow="fold", justify="right")
     for one in stored:

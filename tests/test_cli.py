@@ -370,14 +370,15 @@ def test_short_plan_is_answered_in_json_and_can_be_shown_again(job: Path) -> Non
     advice = json.loads(done.stdout)
     assert advice["enable"] is False
     assert advice["target"] == "train.py:build"
-    assert [trial["kind"] for trial in advice["trials"]] == ["EAGER"]
+    run = [trial["kind"] for trial in advice["trials"] if trial["status"] != "SKIPPED"]
+    assert run == ["EAGER"], "50 steps of a tiny model can pay for no compile"
     assert "eager" in done.stderr
     assert Path("out.png").read_bytes().startswith(b"\x89PNG")
     again = _advise("show", advice["advice_id"], "--json")
     assert json.loads(again.stdout) == advice
     report = _advise("show", advice["advice_id"])
     assert report.stdout.startswith("STAY EAGER")
-    assert "train.py:build" in _advise("trials").stdout
+    assert "train.py" in _advise("trials").stdout
 
 
 @pytest.mark.trial

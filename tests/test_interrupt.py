@@ -56,7 +56,8 @@ MOMENTS = {
     "import": "trial 1, eager, at most",
     "build": "building the model",
     "warm-up": "eager steps until they are steady",
-    "cold": "compiling",
+    "a trial starts": "trial 2, regional default, at most",
+    "cold": "regional default: compiling",
     "steady": "regional default: measuring",
     "numerics": "comparing the losses",
 }
