@@ -24,6 +24,8 @@ from advisor.units import config_name, duration, printable, ratio
 
 # The longest silence where there is no live line.
 HEARTBEAT_S = 15.0
+# Piped, a change within a phase is written at most this often.
+_LEAST_PAUSE_S = 5.0
 
 _PHASES = {
     Phase.IMPORT: "starting",
@@ -187,6 +189,8 @@ class ProgressView:
                 self._phase_began = self._clock()
             elif _compile_phase(before) == _compile_phase(progress):
                 return
+            elif self._clock() - self._last_line < _LEAST_PAUSE_S:
+                return  # the compiler flickers between its phases
             if self._live is None:
                 self._line(self._state())
 

@@ -19,7 +19,16 @@ from rich.text import Text
 from advisor.profiler.preset_table import Preset
 from advisor.profiler.records import Advice, Config, Fix, Interval, Trial, TrialKind, TrialStatus
 from advisor.stored import StoredTrial
-from advisor.units import config_name, count, duration, parameters, printable, ratio, size
+from advisor.units import (
+    brief_duration,
+    config_name,
+    count,
+    duration,
+    parameters,
+    printable,
+    ratio,
+    size,
+)
 
 # What a status is called in the table, and its colour.
 _STATUS = {
@@ -180,7 +189,7 @@ def trials_table(stored: Iterable[StoredTrial]) -> RenderableType:
             _median(trial.step_s or trial.eager_step_s),
             ratio(trial.speedup) if trial.speedup else "",
             _seconds(trial.cold_start_s),
-            _seconds(trial.wall_s),
+            _seconds(trial.wall_s or None),
         )
     return table
 
@@ -238,10 +247,11 @@ def _grid() -> Table:
 
 def _table(lines: Sequence[Row]) -> Table:
     table = _grid()
+    eager_step_s = _eager_step_s(lines)
     table.add_column("Configuration", overflow="fold", min_width=16)
     table.add_column("Status", overflow="fold")
     for title in ("Step", "Speedup", "Cold", "Warm", "Total"):
-        table.add_column(title, overflow="fold", justify="right")
+        table.add_column(title, no_wrap=True, justify="right")
     for row in lines:
         trial = row.trial
         text, colour = _STATUS[trial.status] if trial else _NOT_TRIED
@@ -251,13 +261,23 @@ def _table(lines: Sequence[Row]) -> Table:
         table.add_row(
             Text(printable(config_name(row.config)), style="bold" if row.advised else ""),
             Text(text, style=colour),
-            _median((trial.step_s if compiled else trial.eager_step_s) if trial else None),
+            _median((trial.step_s if compiled else eager_step_s) if trial else None),
             ratio(trial.speedup) if trial and trial.speedup else "",
             _seconds(trial.cold_start_s if compiled and trial else None),
             _seconds(row.warm_start_s),
             ("~" if _untried(row) and row.total_s else "") + _median(row.total_s),
         )
     return table
+
+
+def _eager_step_s(lines: Sequence[Row]) -> Interval | None:
+    """Returns eager's step time as the first configuration shown was compared with.
+
+    The eager trial's own was measured minutes earlier, when the machine may have been another.
+    """
+    found = [row.trial for row in lines if row.trial is not None]
+    compiled = [trial for trial in found if trial.config is not None and trial.eager_step_s]
+    return next((trial.eager_step_s for trial in (*compiled, *found)), None)
 
 
 def _why_not(lines: Sequence[Row]) -> list[str]:
@@ -310,8 +330,8 @@ def _footer(advice: Advice) -> Iterator[str]:
 
 
 def _seconds(value: float | None) -> str:
-    return "" if value is None else duration(value)
+    return "" if value is None else brief_duration(value)
 
 
 def _median(interval: Interval | None) -> str:
-    return "" if interval is None else duration(interval.median)
+    return "" if interval is None else brief_duration(interval.median)

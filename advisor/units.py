@@ -68,6 +68,16 @@ def duration(seconds: float) -> str:
     raise AssertionError("no number is beyond infinity")
 
 
+def brief_duration(seconds: float) -> str:
+    """Returns a duration in one unit, for tables: `81.2 ms`, `62 s`, `30.6 min`, `3.1 h`."""
+    if abs(seconds) < 99.5:
+        return duration(seconds) if abs(seconds) < 59.5 else f"{seconds:.0f} s"
+    for limit, unit, name in ((100 * 60, 60, "min"), (100 * 3600, 3600, "h")):
+        if abs(seconds) < limit:
+            return f"{seconds / unit:.1f} {name}"
+    return f"{seconds / 86_400:,.1f} days"
+
+
 def count(number: float) -> str:
     """Returns a number of steps or the like with thousands marked: `20,000`; `1.5e+13` beyond."""
     return f"{round(number):,}" if abs(number) < 1e13 else f"{number:.3g}"

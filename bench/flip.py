@@ -72,6 +72,7 @@ def main() -> None:
     twin = trainer_of(copy.deepcopy(model))
     flipped = trainer_of(model)
     flip = Flip([model], Config(backend="aot_eager"))
+    flip.apply()
     flipped.run(flipped.batches.take(5))
     with torch.compiler.set_stance("force_eager"):
         steps = block_steps(timed(flipped, flipped.batches.take(50)) / 50)

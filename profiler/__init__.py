@@ -1,17 +1,18 @@
 """Trials: one configuration of a training job measured in a process of its own.
 
-Imports no torch until `Workload` is asked for.
+Names are imported when they are asked for: what only needs an error or a record must not wait for
+the rest, and nothing here imports torch but `Workload`.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from advisor.profiler.api import profile, profile_async
-from advisor.profiler.errors import AdvisorError, HostError, PlanError, WorkloadError
-from advisor.profiler.records import Config, Trial
-
 if TYPE_CHECKING:
+    from advisor.profiler.api import profile, profile_async
+    from advisor.profiler.errors import AdvisorError, HostError, PlanError, WorkloadError
+    from advisor.profiler.records import Config, Trial
     from advisor.profiler.workload import Workload
 
 __all__ = [
@@ -26,10 +27,16 @@ __all__ = [
     "profile_async",
 ]
 
+_ROOMS = {
+    "api": ("profile", "profile_async"),
+    "errors": ("AdvisorError", "HostError", "PlanError", "WorkloadError"),
+    "records": ("Config", "Trial"),
+    "workload": ("Workload",),
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Workload":
-        from advisor.profiler.workload import Workload
-
-        return Workload
+    for room, names in _ROOMS.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{room}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

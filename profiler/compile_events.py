@@ -194,7 +194,8 @@ def _recompiles(events: Sequence[CompileEvent]) -> tuple[Recompile, ...]:
     grouped: dict[tuple[str, str, int], list[CompileEvent]] = {}
     reasons: dict[tuple[str, str, int], str] = {}
     for event in events:
-        if not event.recompile_reason or event.failure:
+        refused = _LIMIT_WORDS in event.failure.lower()
+        if not event.recompile_reason or (event.failure and not refused):
             continue
         reason = event.recompile_reason.split("\n", 1)[0]
         reason = re.sub(r"^\d+/\d+:\s*", "", reason)

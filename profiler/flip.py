@@ -64,17 +64,26 @@ class Flip:
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module], config: Config) -> None:
+        self.config = config
+        self.compiled = False
+        self._modules = tuple(modules)
         self._calls: list[tuple[torch.nn.Module, Any]] = []
         self._forwards: list[tuple[torch.nn.Module, Any]] = []
-        arguments = compile_arguments(config)
-        for module in modules:
+
+    @property
+    def form(self) -> str:
+        """Where the compiled call is put: "call", or "forward" for classes of torch's own."""
+        return "forward" if all(map(is_torch_class, self._modules)) else "call"
+
+    def apply(self) -> None:
+        """Compiles the modules in place; the compiler itself starts with the first call."""
+        arguments = compile_arguments(self.config)
+        for module in self._modules:
             if is_torch_class(module):
                 self._forwards.append((module, torch.compile(module.forward, **arguments)))
             else:
                 module.compile(**arguments)
                 self._calls.append((module, torch_internals.compiled_call(module)))
-        self.form = "forward" if self._forwards and not self._calls else "call"
-        self.compiled = False
         self.to_compiled()
 
     def to_compiled(self) -> None:

@@ -9,10 +9,10 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -101,7 +101,7 @@ class TrialHost:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._stop()
+        await _to_the_end(self._stop())
         self._log.close()
 
     async def run(
@@ -120,7 +120,7 @@ class TrialHost:
         try:
             ended = await self._until_ended(spec, on_progress)
         except asyncio.CancelledError:
-            await asyncio.shield(self._end(spec))
+            await _to_the_end(self._end(spec))
             raise
         if ended.unusable is not None:
             raise unusable_error(ended.unusable)
@@ -181,3 +181,22 @@ class TrialHost:
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, 4096, max(0, size - 4096))
         return tail.decode("utf-8", "replace").strip()
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Awaits `work` however often the waiting task is cancelled meanwhile, then lets it be so.
+
+    Ending processes must not be interrupted: what it leaves would outlive everyone.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -180,10 +180,10 @@ class Measuring:
     """How precisely to measure, and when to stop."""
 
     # Stop once the half-width of the ratio's 90 % interval falls to this share of the ratio.
-    half_width: float = 0.015
+    half_width: float = 0.02
     min_quads: int = 8
     # Time after which measuring stops with the precision it has.
-    max_steady_s: float = 45.0
+    max_steady_s: float = 40.0
     # Time for eager steps to become steady.
     max_warm_up_s: float = 20.0
     # Steps without any compile event that end the cold phase.
@@ -379,7 +379,7 @@ class Trial:
     # Largest relative difference of a loss, compiled against eager; and what eager itself spreads.
     loss_drift: float | None = None
     loss_scale: float | None = None
-    # Ratio of flipped eager to a twin that was never compiled: 1 when the flip leaves plain eager.
+    # Flipped eager over a twin that was never compiled; 1 when noise explains the rest.
     flip_check: float | None = None
     # Where the compiled call was put: "call" for module.compile(), "forward" for its forward.
     form: str = "call"

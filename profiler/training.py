@@ -124,15 +124,15 @@ class Trainer:
             raise WorkloadError("the workload has no optimizer")
         self.optimizer = workload.optimizer
         self.batches = Batches(workload.batches, device)
-        self._loss = workload.loss or _default_loss
-        self._own_step = workload.step
+        self.loss = workload.loss or _default_loss
+        self.own_step = workload.step
 
     def step(self, batch: Batch) -> Any:
         """Runs one optimizer step and returns its loss, not synchronised with the device."""
-        if self._own_step is not None:
-            return self._own_step(self.model, batch, self.optimizer)
+        if self.own_step is not None:
+            return self.own_step(self.model, batch, self.optimizer)
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self.model, batch)
+        loss = self.loss(self.model, batch)
         loss.backward()
         self.optimizer.step()
         return loss
@@ -156,7 +156,7 @@ class Trainer:
         """
         batch = self.batches.next()
         try:
-            if self._own_step is not None:
+            if self.own_step is not None:
                 loss = self.step(batch)
             else:
                 loss = self._checked_step(batch)
@@ -180,7 +180,7 @@ class Trainer:
 
     def _checked_step(self, batch: Batch) -> torch.Tensor:
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._loss(self.model, batch)
+        loss = self.loss(self.model, batch)
         if not isinstance(loss, torch.Tensor):
             raise WorkloadError(
                 f"loss returned a {type(loss).__name__}", "a scalar tensor is needed"

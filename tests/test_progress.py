@@ -80,10 +80,12 @@ def test_piped_progress_says_what_for_how_long_and_at_most() -> None:
 
 def test_each_compile_phase_is_a_line_but_not_each_step_of_measuring() -> None:
     file = io.StringIO()
-    with ProgressView(file, live=False, clock=Clock()) as view:
+    clock = Clock()
+    with ProgressView(file, live=False, clock=clock) as view:
         view.show(STARTED)
         for detail in ("dynamo", "dynamo", "inductor", "inductor"):
             view.show(_compiling(detail))
+            clock.now += 6
         for step in range(20):
             view.show(
                 Progress(trial_id="t1", phase=Phase.STEADY, detail=f"±{20 - step} %", step=step)

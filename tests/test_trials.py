@@ -109,7 +109,8 @@ def test_a_recompile_limit_is_seen(folder: Path) -> None:
     assert trial.coverage is not None and trial.coverage < 0.05
     (found,) = trial.recompiles
     assert found.cause is RecompileCause.MODULE_ATTRIBUTE
-    assert found.count == 7 and found.lost_s > 0
+    # Seven compiled, and the eighth was refused: eager since then.
+    assert found.count == 8 and found.lost_s > 0
 
 
 def test_a_scalar_read_is_placed(folder: Path) -> None:

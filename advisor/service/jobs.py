@@ -89,7 +89,9 @@ class Jobs:
         """Ends all campaigns and takes no new ones."""
         self._closed = True
         for task in self._running:
-            task.cancel()
+            # A task that is ending already must not be interrupted in its clean-up.
+            if not task.cancelling():
+                task.cancel()
         if self._running:
             await asyncio.wait(self._running)
 

@@ -1,0 +1,352 @@
+"""The protocol of a trial, phase by phase (design §5)."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from advisor.profiler import compile_events, facts, numerics, statistics, timing, torch_internals
+from advisor.profiler.blocks import repeated_blocks
+from advisor.profiler.compile_events import CompileRecorder
+from advisor.profiler.compile_phase import PhaseTeller
+from advisor.profiler.flip import Flip, apply_options, targets
+from advisor.profiler.machine import PeakMemory, Watch, environment
+from advisor.profiler.records import (
+    Blocks,
+    Config,
+    Interval,
+    Pair,
+    Phase,
+    Timing,
+    Trial,
+    TrialKind,
+    TrialSpec,
+    TrialStatus,
+)
+from advisor.profiler.reporter import Reporter
+from advisor.profiler.training import Trainer, signature
+from advisor.profiler.twin import flip_check
+from advisor.profiler.workload import Batch, build, device_of, seed_everything
+
+# A warm start measures only long enough to show what another process sees.
+_WARM_STEADY_S = 8.0
+_LEAST_QUADS = 4
+# Eager steps on the first batch before compiling: what is touched for the first time is touched.
+_FIRST_TOUCH_STEPS = 3
+# Steps that a cold phase has at least, as long as they cost little: schedules, unfreezing, rare
+# shapes and the recompile limit (8) all show within them.
+_LEAST_COLD_STEPS = 16
+_LEAST_COLD_S = 5.0
+# An epoch of at most this many steps is run to its end, where a smaller batch may wait.
+_MOST_EPOCH_STEPS = 64
+_PROFILED_BATCHES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cold:
+    """What the cold phase left: wall seconds of its steps, and the flip that it made."""
+
+    flip: Flip
+    wall_s: float
+    steps: int
+    peak_bytes: int | None
+
+
+class Measurement:
+    """The phases of one trial and the state that they share."""
+
+    def __init__(self, spec: TrialSpec, reporter: Reporter) -> None:
+        self._spec = spec
+        self._reporter = reporter
+        self._begun = time.perf_counter()
+        self._user_s = 0.0
+        self._seen: Counter[str] = Counter()
+        # The first batches of the training, in their order.
+        self._first: list[Batch] = []
+        self._warnings = list(torch_internals.missing())
+        self._dtype = "float32"
+
+    def run(self) -> Trial:
+        """Runs every phase and returns the trial."""
+        spec = self._spec
+        device = device_of(spec.workload.device)
+        seed_everything(spec.workload.seed)
+        self._reporter.begin(Phase.BUILD)
+        with self._users_time():
+            workload = build(spec.workload, device)
+        trainer = Trainer(workload, device)
+        if spec.config is None:
+            trial = self._measure_eager(trainer)
+        else:
+            trial = self._measure_compiled(trainer, spec.config)
+        return replace(
+            trial,
+            config=spec.config,
+            phase_reached=Phase.DONE,
+            environment=environment(device),
+            warnings=tuple(dict.fromkeys(self._warnings)),
+            user_s=self._user_s,
+            wall_s=time.perf_counter() - self._begun,
+        )
+
+    @contextlib.contextmanager
+    def _users_time(self) -> Iterator[None]:
+        """Counts the user's own steps and the compiler, as opposed to what we add."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._user_s += time.perf_counter() - begun
+
+    def _take(self, trainer: Trainer) -> Batch:
+        """Returns the next batch, and remembers its shape and the first of them."""
+        batch = trainer.batches.next()
+        self._see(batch)
+        return batch
+
+    def _see(self, batch: Batch) -> None:
+        self._seen[signature(batch)] += 1
+        if len(self._first) < self._spec.measuring.numerics_steps:
+            self._first.append(batch)
+
+    def _first_step(self, trainer: Trainer) -> Batch:
+        with facts.compute_dtype(trainer.model) as dtype:
+            batch = trainer.first_step()
+        self._dtype = dtype()
+        self._see(batch)
+        return batch
+
+    def _workload_facts(self, trainer: Trainer, blocks: tuple[Blocks, ...]) -> Trial:
+        return Trial(
+            trial_id=self._spec.trial_id,
+            kind=self._spec.kind,
+            status=TrialStatus.OK,
+            workload=facts.workload_facts(trainer, self._seen, blocks, self._dtype),
+        )
+
+    def _measure_eager(self, trainer: Trainer) -> Trial:
+        self._reporter.begin(Phase.WARM_UP)
+        memory, watch = PeakMemory(trainer.device), Watch()
+        limit_s = self._spec.measuring.max_warm_up_s
+        with self._users_time():
+            self._first_step(trainer)
+            warm = timing.warm_up(
+                trainer,
+                self._see,
+                limit_s,
+                self._spec.plan_steps or math.inf,
+                self._reporter.tell,
+            )
+        if not warm.steady:
+            self._warnings.append(
+                f"eager steps did not get steady within {limit_s:.0f} s:"
+                f" they scatter by {warm.spread:.0%}"
+            )
+        self._warnings += watch.sentences()
+        times = [window.step_s for window in warm.windows[-6:]]
+        eager = Timing(
+            step_s=Interval(median=warm.step_s, low=min(times), high=max(times)),
+            data_wait_s=warm.wait_s,
+            steps=sum(window.steps for window in warm.windows),
+            steady=warm.steady,
+            spread=warm.spread,
+        )
+        trial = self._workload_facts(trainer, repeated_blocks(trainer.model))
+        peak_bytes = memory.peak_bytes()
+        return replace(trial, eager=eager, eager_step_s=eager.step_s, eager_peak_bytes=peak_bytes)
+
+    def _measure_compiled(self, trainer: Trainer, config: Config) -> Trial:
+        self._reporter.begin(Phase.WARM_UP)
+        blocks = repeated_blocks(trainer.model)
+        modules = targets(trainer.model, config, blocks)
+        snapshot = numerics.Snapshot(trainer)
+        memory = PeakMemory(trainer.device)
+        with self._users_time():
+            first = self._first_step(trainer)
+            trainer.run([first] * (_FIRST_TOUCH_STEPS - 1))
+            eager_s = timing.timed(trainer, [first])
+        eager_peak_bytes = memory.peak_bytes()
+        # Compiling starts where the training does, not three steps into it.
+        snapshot.restore(trainer)
+        seed_everything(self._spec.workload.seed)
+        recorder = CompileRecorder()
+        cold = self._cold(trainer, recorder, Flip(modules, config), first, eager_s)
+        flip = cold.flip
+        memory.restart()
+        with self._users_time():
+            trainer.run(trainer.batches.take(_LEAST_QUADS))
+        peak_bytes = memory.peak_bytes()
+        pairs, late_s = self._steady(trainer, recorder, flip, eager_s, cold.wall_s)
+        flip.to_compiled()
+        step_s = statistics.interval([pair.compiled_s for pair in pairs])
+        start_s = max(0.0, cold.wall_s + late_s - cold.steps * step_s.median)
+        coverage = self._coverage(trainer, flip)
+        found = recorder.facts()
+        warm = self._spec.kind is TrialKind.WARM
+        eager_step_s = statistics.interval([pair.eager_s for pair in pairs])
+        trial = replace(
+            self._workload_facts(trainer, blocks),
+            form=flip.form,
+            pairs=tuple(pairs),
+            eager_step_s=eager_step_s,
+            step_s=step_s,
+            speedup=statistics.speedup(pairs),
+            cold_start_s=None if warm else start_s,
+            warm_start_s=start_s if warm else None,
+            eager_peak_bytes=eager_peak_bytes,
+            compile_peak_bytes=cold.peak_bytes,
+            peak_bytes=peak_bytes,
+            coverage=coverage,
+            graphs=found.graphs,
+            graph_breaks=found.graph_breaks,
+            recompiles=found.recompiles,
+            recompile_limit_hit=found.recompile_limit_hit,
+            skipped_frames=found.skipped_frames,
+            compile_events=found.events,
+            cache_folder=self._spec.folder,
+            cache_bytes=facts.folder_bytes(Path(self._spec.folder)),
+        )
+        if warm:
+            return trial
+        trial = replace(trial, flip_check=self._check_flip(trainer, flip, eager_step_s.median))
+        return self._compare(trial, trainer, flip, snapshot)
+
+    def _cold(
+        self,
+        trainer: Trainer,
+        recorder: CompileRecorder,
+        flip: Flip,
+        first: Batch,
+        eager_s: float,
+    ) -> _Cold:
+        """Compiles in real steps, from the first batch on, until it has been quiet."""
+        self._reporter.begin(Phase.COLD)
+        gc.collect()
+        memory = PeakMemory(trainer.device)
+        quiet_wanted = self._spec.measuring.quiet_steps
+        epoch = trainer.batches.per_epoch or 0
+        cheap = round(_LEAST_COLD_S / max(eager_s, 1e-6))
+        least_steps = min(_LEAST_COLD_STEPS, cheap)
+        if epoch <= min(_MOST_EPOCH_STEPS, cheap):
+            least_steps = max(least_steps, epoch + 1)
+        wall_s, steps, quiet = 0.0, 0, 0
+        with self._users_time(), PhaseTeller(self._reporter.tell):
+            begun = time.perf_counter()
+            apply_options(flip.config)
+            flip.apply()
+            wall_s += time.perf_counter() - begun
+            while quiet < quiet_wanted or steps < least_steps:
+                batch = self._take(trainer) if steps else first
+                if len(self._seen) > 1:
+                    # A shape that is rare may still be missing.
+                    quiet_wanted = max(quiet_wanted, min(_LEAST_COLD_STEPS, cheap))
+                self._reporter.step = recorder.step = steps
+                events = recorder.count()
+                begun = time.perf_counter()
+                trainer.run([batch])
+                wall_s += time.perf_counter() - begun
+                quiet = quiet + 1 if recorder.count() == events else 0
+                steps += 1
+        return _Cold(flip=flip, wall_s=wall_s, steps=steps, peak_bytes=memory.peak_bytes())
+
+    def _steady(
+        self,
+        trainer: Trainer,
+        recorder: CompileRecorder,
+        flip: Flip,
+        eager_s: float,
+        cold_s: float,
+    ) -> tuple[list[Pair], float]:
+        """Returns the ABBA quads, and the seconds of compiles that came late, within them."""
+        self._reporter.begin(Phase.STEADY)
+        measuring, watch = self._spec.measuring, Watch()
+        warm = self._spec.kind is TrialKind.WARM
+        limit_s = min(_WARM_STEADY_S, measuring.max_steady_s) if warm else measuring.max_steady_s
+        good: list[Pair] = []
+        disturbed: list[Pair] = []
+        late_s = 0.0
+        events = recorder.count()
+        steps = timing.block_steps(eager_s)
+
+        def enough() -> bool:
+            return self._enough(good, cold_s)
+
+        with self._users_time():
+            for pair in timing.measure_quads(trainer, flip, steps, limit_s, enough):
+                now = recorder.count()
+                if now == events:
+                    good.append(replace(pair, process=int(warm)))
+                else:
+                    # A compile within the quad: its time belongs to compiling, not to the steps.
+                    usual_s = good[-1].compiled_s if good else eager_s
+                    late_s += max(0.0, pair.compiled_s - usual_s) * 2 * steps
+                    disturbed.append(replace(pair, process=int(warm)))
+                    events = now
+                if good:
+                    ratio = statistics.speedup(good)
+                    self._reporter.tell(
+                        f"{ratio.median:.3f}x ({ratio.low:.3f}-{ratio.high:.3f})"
+                        f" after {len(good)} pairs"
+                    )
+        if not good:
+            good = disturbed
+            self._warnings.append(
+                "it was still compiling when measuring ended: step times contain compiles"
+            )
+        self._warnings += watch.sentences()
+        return good, late_s
+
+    def _enough(self, pairs: list[Pair], cold_s: float) -> bool:
+        """Returns whether more quads would change nothing: narrow enough, or out of reach."""
+        measuring, plan_steps = self._spec.measuring, self._spec.plan_steps
+        if len(pairs) < max(_LEAST_QUADS, measuring.min_quads):
+            return False
+        ratio = statistics.speedup(pairs)
+        if (ratio.high - ratio.low) / 2 <= measuring.half_width * ratio.median:
+            return True
+        if plan_steps is None:
+            return False
+        eager_s = statistics.interval([pair.eager_s for pair in pairs]).median
+        return plan_steps * eager_s * max(0.0, 1 - 1 / ratio.high) < cold_s
+
+    def _coverage(self, trainer: Trainer, flip: Flip) -> float | None:
+        """Returns the share of the eager operator calls that ran inside compiled graphs."""
+        with self._users_time():
+            batches = trainer.batches.take(_PROFILED_BATCHES)
+            flip.to_compiled()
+            trainer.run(batches)
+            _, outside = compile_events.operator_calls(lambda: trainer.run(batches))
+            flip.to_eager()
+            trainer.run(batches[:1])
+            total, _ = compile_events.operator_calls(lambda: trainer.run(batches))
+            flip.to_compiled()
+        return max(0.0, 1.0 - outside / total) if total else None
+
+    def _check_flip(self, trainer: Trainer, flip: Flip, eager_s: float) -> float | None:
+        flip.to_eager()
+        try:
+            return flip_check(trainer, eager_s)
+        finally:
+            flip.to_compiled()
+
+    def _compare(
+        self, trial: Trial, trainer: Trainer, flip: Flip, snapshot: numerics.Snapshot
+    ) -> Trial:
+        self._reporter.begin(Phase.NUMERICS)
+        batches = self._first
+
+        def run(compiled: bool, seed: int) -> list[float | None]:
+            (flip.to_compiled if compiled else flip.to_eager)()
+            with self._users_time():
+                return numerics.losses(trainer, snapshot, batches, seed)
+
+        agreement = numerics.compare(run, self._dtype)
+        if agreement.message and agreement.agrees:
+            self._warnings.append(agreement.message)
+        return facts.with_agreement(trial, agreement)
