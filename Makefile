@@ -31,7 +31,7 @@ help: ## list these targets
 install: $(VENV)/.linked ## create .venv and install the advisor into it
 
 demo: install ## measure examples/ner_bert.py and print the verdict (under 5 minutes)
-	@$(BIN)/advise run examples/ner_bert.py:build --steps $(STEPS)
+	@$(BIN)/advise run examples/ner_bert.py:build --steps $(STEPS) --budget 4m
 
 test: install ## run the tests that need no GPU (ARGS="-k name" for some of them)
 	@$(BIN)/pytest -m "not gpu" $(ARGS)

@@ -41,6 +41,7 @@ _ALL_MODES = (
 _FIRST = (Config(scope=Scope.REGIONAL), Config(scope=Scope.MODEL))
 # A trial before anything is known: torch imported, the model built, eager steps made steady.
 EAGER_TRIAL_S = 25.0
+EAGER = "eager"
 # ABBA: a quad is four blocks of at least one step.
 BLOCKS_OF_QUAD = 4
 
@@ -120,6 +121,8 @@ class _Outlook:
     best: BestCase
     now_s: float
     now: str
+    # What a trial takes beside compiling: at the very least while only eager is known to win; as
+    # usual once a configuration pays, since then only the time left to save is at stake.
     measuring_s: float
 
     @property
@@ -130,7 +133,7 @@ class _Outlook:
 
     @property
     def price_s(self) -> float:
-        """What a trial takes at the very least; loading and warming up come on top."""
+        """What the trial takes."""
         return self.best.compile_s + self.measuring_s
 
     @property
@@ -212,8 +215,7 @@ class Campaign:
             if any(t.config == config for t in self._trials):
                 continue
             outlook = self._outlook(config, common)
-            expected_s = self._startup_s() + outlook.best.usual_compile_s
-            expected_s += self._measuring_s(common)
+            expected_s = self._usual_s(common) + outlook.best.usual_compile_s
             skip = (
                 self._impossible(config) or outlook.not_worth_it() or self._unaffordable(expected_s)
             )
@@ -261,7 +263,7 @@ class Campaign:
     def _outlook(self, config: Config, common: Base) -> _Outlook:
         plan = self._request.plan
         steps = plan.steps_planned(common.step_s)
-        totals = [(point_total_s(plan, steps, common.step_s, 0.0, 0.0), "eager")]
+        totals = [(point_total_s(plan, steps, common.step_s, 0.0, 0.0), EAGER)]
         for evidence, found in self._paying(replace(common, data_wait_s=0.0)):
             totals.append((found.expected_total_s, config_name(evidence.config)))
         now_s, now = min(totals)
@@ -273,7 +275,7 @@ class Campaign:
             best=best_case(config, self._device(), self._seen()),
             now_s=now_s,
             now=now,
-            measuring_s=self._least_measuring_s(common),
+            measuring_s=self._least_measuring_s(common) if now == EAGER else self._usual_s(common),
         )
 
     def _unaffordable(self, expected_s: float) -> _Skip | None:
@@ -338,7 +340,8 @@ class Campaign:
         if tried or not trial.cache_folder:
             return None
         cold = trial.cold_start_s or 0.0
-        expected = self._startup_s() + USUAL_WARM_SHARE * cold + self._measuring_s(common)
+        expected = self._startup_s() + USUAL_WARM_SHARE * cold
+        expected += self._request.measuring.max_warm_steady_s
         left = self._left_s()
         worth_it = plan.restarts > 0 or cold * (1 - WARM_SHARE) > expected
         if not worth_it or (left is not None and expected > left):
@@ -382,9 +385,13 @@ class Campaign:
         least = measuring.min_quads * BLOCKS_OF_QUAD * common.step_s
         return min(least, measuring.max_steady_s)
 
-    def _measuring_s(self, common: Base) -> float:
-        """Returns the usual time of the steady phase: between the least and the most."""
-        return (self._least_measuring_s(common) + self._request.measuring.max_steady_s) / 2
+    def _usual_s(self, common: Base) -> float:
+        """Returns what a trial usually takes beside compiling.
+
+        Loading and warming up, and a steady phase between the shortest and the longest.
+        """
+        longest_s = self._request.measuring.max_steady_s
+        return self._startup_s() + (self._least_measuring_s(common) + longest_s) / 2
 
     def _seen(self) -> tuple[Seen, ...]:
         """Returns what the trials so far showed of this workload's gains and compile times."""

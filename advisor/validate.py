@@ -130,6 +130,7 @@ RULES: dict[str, Rule] = {
     "Measuring.half_width": Number(least=0.001, most=0.5),
     "Measuring.min_quads": Number(least=2, most=10_000),
     "Measuring.max_steady_s": Number(above=True, most=_DAY_S),
+    "Measuring.max_warm_steady_s": Number(above=True, most=_DAY_S),
     "Measuring.max_warm_up_s": Number(above=True, most=_DAY_S),
     "Measuring.quiet_steps": Number(least=1, most=10_000),
     "Measuring.numerics_steps": Number(most=10_000),

@@ -48,7 +48,7 @@ def cannot_pay(best: BestCase, saves_s: float, now_s: float, now: str, measuring
         return f"{even} it would take {duration(now_s - saves_s)}, no less than {against}"
     return (
         f"{even} it could save at most {duration(saves_s)} of {against}, and measuring it takes "
-        f"at least {duration(measuring_s)}"
+        f"about {duration(measuring_s)}"
     )
 
 

@@ -34,8 +34,6 @@ from advisor.profiler.training import Trainer, signature
 from advisor.profiler.twin import flip_check
 from advisor.profiler.workload import Batch, build, device_of, seed_everything
 
-# A warm start measures only long enough to show what another process sees.
-_WARM_STEADY_S = 8.0
 _LEAST_QUADS = 4
 # Eager steps on the first batch before compiling: what is touched for the first time is touched.
 _FIRST_TOUCH_STEPS = 3
@@ -267,7 +265,7 @@ class Measurement:
         self._reporter.begin(Phase.STEADY)
         measuring, watch = self._spec.measuring, Watch()
         warm = self._spec.kind is TrialKind.WARM
-        limit_s = min(_WARM_STEADY_S, measuring.max_steady_s) if warm else measuring.max_steady_s
+        limit_s = measuring.max_warm_steady_s if warm else measuring.max_steady_s
         good: list[Pair] = []
         disturbed: list[Pair] = []
         late_s = 0.0

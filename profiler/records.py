@@ -184,6 +184,8 @@ class Measuring:
     min_quads: int = 8
     # Time after which measuring stops with the precision it has.
     max_steady_s: float = 40.0
+    # The same for a warm start, which only shows what another process sees.
+    max_warm_steady_s: float = 8.0
     # Time for eager steps to become steady.
     max_warm_up_s: float = 20.0
     # Steps without any compile event that end the cold phase.

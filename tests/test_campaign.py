@@ -344,7 +344,7 @@ def test_warm_start_is_not_measured_for_what_does_not_pay() -> None:
 
 
 def test_warm_start_without_restarts_needs_a_start_longer_than_the_trial() -> None:
-    for cold_start_s, wanted in ((24.0, False), (400.0, True)):
+    for cold_start_s, wanted in ((14.0, False), (400.0, True)):
         job = Job({}, default=Truth(1.5, cold_start_s))
         _, steps = run(request(Plan(steps=200_000)), job)
         assert (TrialKind.WARM in {s.kind for s in steps}) is wanted
