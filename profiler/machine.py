@@ -43,6 +43,8 @@ def environment(device: torch.device) -> Environment:
         cuda=torch.version.cuda or "",
         driver=_nvidia_driver() if cuda else "",
         platform=sys.platform,
+        # Since torch 2.4; without it the GPU cannot be watched from outside.
+        device_uuid=f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else "",
     )
 
 

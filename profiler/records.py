@@ -326,6 +326,8 @@ class Environment:
     cuda: str = ""
     driver: str = ""
     platform: str = ""
+    # The GPU's own name, which no renumbering changes.
+    device_uuid: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

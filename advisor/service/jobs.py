@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,7 @@ from advisor.profiler.records import (
 )
 from advisor.request import AdviceRequest
 from advisor.service import store as stores
+from advisor.service.accelerator import AcceleratorWatch, open_nvml
 from advisor.service.errors import ShuttingDown
 from advisor.service.folders import CampaignFolder, Devices, device_of
 from advisor.service.store import Store
@@ -134,7 +136,7 @@ class Jobs:
                     if host is None:
                         host = await stack.enter_async_context(self._start_host())
                     trial_began = time.monotonic()
-                    trial = await _run_within(host, spec, step.budget_left_s, emit)
+                    trial = await _run_watched(host, spec, step, _uuid(campaign), emit)
                     await self._keep(trial, request, advice_id, emit)
                     campaign.add(trial, time.monotonic() - trial_began)
                     told = len(campaign.trials)
@@ -199,6 +201,25 @@ def _at_most_s(step: Step, spec: TrialSpec) -> float:
         limits[Phase.COLD] = min(limits[Phase.COLD], spec.cut_off_s)
     total_s = sum(limits.values())
     return total_s if step.budget_left_s is None else min(total_s, step.budget_left_s)
+
+
+def _uuid(campaign: Campaign) -> str:
+    """Returns the name of the GPU that the campaign measures on, once a trial has told it."""
+    environment = campaign.eager.environment if campaign.eager else None
+    return environment.device_uuid if environment else ""
+
+
+async def _run_watched(host: Host, spec: TrialSpec, step: Step, uuid: str, emit: Emit) -> Trial:
+    """Runs a trial, and adds to it what disturbed its GPU meanwhile."""
+    watch = AcceleratorWatch(open_nvml() if uuid else None, uuid)
+
+    def tell(event: Event) -> None:
+        if isinstance(event, Progress):
+            watch.on_progress(event)
+        emit(event)
+
+    trial = await _run_within(host, spec, step.budget_left_s, tell)
+    return replace(trial, warnings=trial.warnings + watch.sentences())
 
 
 async def _run_within(host: Host, spec: TrialSpec, budget_s: float | None, emit: Emit) -> Trial:

@@ -1058,6 +1058,7 @@ class Environment(google.protobuf.message.Message):
     CUDA_FIELD_NUMBER: builtins.int
     DRIVER_FIELD_NUMBER: builtins.int
     PLATFORM_FIELD_NUMBER: builtins.int
+    DEVICE_UUID_FIELD_NUMBER: builtins.int
     torch: builtins.str
     """Version of torch."""
     python: builtins.str
@@ -1080,6 +1081,8 @@ class Environment(google.protobuf.message.Message):
     """Version of the driver; empty on the CPU."""
     platform: builtins.str
     """Operating system."""
+    device_uuid: builtins.str
+    """The GPU's own name, which no renumbering changes."""
     def __init__(
         self,
         *,
@@ -1094,8 +1097,9 @@ class Environment(google.protobuf.message.Message):
         cuda: builtins.str = ...,
         driver: builtins.str = ...,
         platform: builtins.str = ...,
+        device_uuid: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cores", b"cores", "cuda", b"cuda", "device", b"device", "device_name", b"device_name", "driver", b"driver", "memory_bytes", b"memory_bytes", "platform", b"platform", "python", b"python", "threads", b"threads", "torch", b"torch", "transformers", b"transformers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cores", b"cores", "cuda", b"cuda", "device", b"device", "device_name", b"device_name", "device_uuid", b"device_uuid", "driver", b"driver", "memory_bytes", b"memory_bytes", "platform", b"platform", "python", b"python", "threads", b"threads", "torch", b"torch", "transformers", b"transformers"]) -> None: ...
 
 global___Environment = Environment
 
