@@ -3,7 +3,7 @@
     advise run examples/ner_bert.py:build --steps 20000
 
 The architecture is BERT's, made small enough for a laptop: 4 layers of width 128, batches of 8
-sentences of 128 tokens, GELU in its tanh form and attention written out in plain operators.
+sentences of 64 tokens, GELU in its tanh form and attention written out in plain operators.
 Dropout is off, as in many fine-tuning recipes. Weights are random and the sentences made up, so
 nothing is downloaded.
 """
@@ -13,7 +13,7 @@ from transformers import BertConfig, BertForTokenClassification
 
 LABELS = 9  # B- and I- of four kinds of entities, and O
 VOCABULARY = 4_000
-BATCH_SIZE, LENGTH = 8, 128
+BATCH_SIZE, LENGTH = 8, 64
 
 
 def build(device: torch.device) -> dict[str, object]:
