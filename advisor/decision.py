@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from advisor import wording
+from advisor.mends import mends
 from advisor.models.economics import Bill, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
 from advisor.models.plan import Plan
@@ -109,7 +110,7 @@ def decide(
         p_saves=bill.p_saves if bill else 0.0,
         reasons=(),
         steps=request.plan.steps_planned(common.step_s),
-        fixes=_fixes(judged),
+        fixes=mends(found.evidence.trial for found in judged),
         alternatives=tuple(_alternatives(judged, trials, best, request.plan)),
         warnings=tuple(dict.fromkeys(_warnings(trials, judged, common))),
         trials=tuple(trials),
@@ -127,11 +128,13 @@ def _enabled(advice: Advice, best: _Judged) -> Advice:
     """Returns the advice with the figures and the code of the best configuration."""
     bill, trial = best.billed, best.evidence.trial
     hand_over = HandOver(path=trial.cache_folder, bytes=trial.cache_bytes)
+    # Where nothing breaks a graph, `fullgraph` keeps it so: a later break is an error, not a loss.
+    config = replace(best.config, fullgraph=_whole(trial))
     return replace(
         advice,
         enable=True,
-        config=best.config,
-        code=wording.code(best.config, advice.workload, trial.form) if advice.workload else "",
+        config=config,
+        code=wording.code(config, advice.workload, trial.form) if advice.workload else "",
         speedup=bill.speedup,
         compile_s=bill.compile_s,
         saved_s=bill.saved_s,
@@ -140,6 +143,11 @@ def _enabled(advice: Advice, best: _Judged) -> Advice:
         gpu_hours_saved=bill.hours_saved,
         money_saved=bill.money_saved,
     )
+
+
+def _whole(trial: Trial) -> bool:
+    """Returns whether every frame was captured as one graph, without limit and without skips."""
+    return not (trial.graph_breaks or trial.skipped_frames or trial.recompile_limit_hit)
 
 
 def _judge(
@@ -185,6 +193,8 @@ def _why_compile(
     yield wording.faster(bill, evidence)
     yield wording.pays_back(bill, plan)
     yield wording.saves(bill)
+    if _whole(evidence.trial):
+        yield wording.FULLGRAPH
     if plan.restarts:
         warm_s = evidence.warm_start_s
         cold_s = evidence.trial.cold_start_s or 0.0
@@ -277,21 +287,6 @@ def _warnings_of(found: _Judged) -> Iterator[str]:
         yield wording.processes_disagree(found.config, sigma)
     elif statistics.half_width(speedup) > WIDE:
         yield wording.wide(found.config, speedup, statistics.half_width(speedup))
-
-
-def _fixes(judged: Sequence[_Judged]) -> tuple[Fix, ...]:
-    """Returns the places that end graphs, each once, as mends whose gain was not measured."""
-    breaks = [found for each in judged for found in each.evidence.trial.graph_breaks]
-    places = {(found.file, found.line, found.cause): found for found in reversed(breaks)}
-    return tuple(
-        Fix(
-            cause=found.cause.value,
-            what=wording.graph_break(found),
-            file=found.file,
-            line=found.line,
-        )
-        for found in reversed(places.values())
-    )
 
 
 def _data_wait_share(common: Base) -> float:

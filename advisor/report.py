@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import IO
 
 from rich.console import Console, RenderableType
@@ -102,7 +102,7 @@ def rows(advice: Advice) -> list[Row]:
         elif one.status is not TrialStatus.SKIPPED or one.config not in measured:
             measured[None if one.kind is TrialKind.EAGER else one.config] = one
     rejected = {alternative.config: alternative for alternative in advice.alternatives}
-    advised = advice.config if advice.enable else None
+    advised = _as_measured(advice, measured) if advice.enable else None
     others = [config for config in (*measured, *rejected) if config not in (None, advised)]
     found = []
     for config in dict.fromkeys((None, advised, *others)):
@@ -128,6 +128,13 @@ def rows(advice: Advice) -> list[Row]:
             )
         )
     return sorted(found, key=_place)
+
+
+def _as_measured(advice: Advice, measured: Container[Config | None]) -> Config | None:
+    """Returns the advised configuration as its trial knew it: `fullgraph` is only advised."""
+    if advice.config is None or advice.config in measured:
+        return advice.config
+    return replace(advice.config, fullgraph=False)
 
 
 class Verbatim(Text):

@@ -52,6 +52,12 @@ def cannot_pay(best: BestCase, saves_s: float, now_s: float, now: str, measuring
     )
 
 
+FULLGRAPH = (
+    "No graph break was met, and fullgraph=True keeps it so: a later one is an error instead of a "
+    "silent loss."
+)
+
+
 def no_blocks(facts: WorkloadFacts | None) -> str:
     """Returns why there is nothing to compile regionally."""
     name = facts.model_class if facts else "the model"
@@ -293,12 +299,6 @@ def nothing_to_try() -> str:
 def named(config: Config, why_not: str) -> str:
     """Returns a reason that holds for one configuration."""
     return f"{config_name(config)}: {why_not}."
-
-
-def graph_break(found: GraphBreak) -> str:
-    """Returns the mend of a graph break."""
-    hint = f"; {found.hint}" if found.hint else ""
-    return f"a graph ends here ({found.reason}){hint}"
 
 
 # --- Warnings --------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The kinds of graph breaks and recompiles: from the compiler's words to a cause.
 
-Two tables, read from the top: the first row whose words occur in the compiler's reason wins. To
-add a cause, add a row here, a name to the enum in `records` and the proto, and a test.
+Two tables, read from the top: the first row whose words occur wins. To add a cause, add a row here,
+a name to the enum in `records` and the proto, and a test with a real message of the compiler.
 """
 
 from __future__ import annotations
@@ -11,57 +11,92 @@ import re
 from advisor.profiler.records import GraphBreakCause as Break
 from advisor.profiler.records import RecompileCause as Re
 
-# Words as in torch 2.13's torch/_dynamo/graph_break_registry.json and torch/_dynamo/variables.
+# Titles as in torch 2.13's torch/_dynamo/graph_break_registry.json; what is searched is the title
+# of the break and the compiler's own context of it (a name, a type), not its explanation, which
+# tells of other functions as examples.
 _BREAKS: tuple[tuple[str, Break], ...] = (
-    (r"data-dependent branching|data-dependent (control flow|jump)", Break.DATA_DEPENDENT_BRANCH),
-    (r"data.dependent assertion|data-dependent assert", Break.DATA_DEPENDENT_BRANCH),
+    (r"fsdp|distributeddataparallel|\bddp\b|distributed collectives|p2p", Break.DISTRIBUTED_WRAPPER),
     (
-        r"tensor\.item\(\)|_local_scalar_dense|tensor\.tolist|\.tolist\(\)|"
-        r"scalar from tensor|data dependent operator",
+        r"data-dependent (branching|assert|control flow|jump)|data pointer comparison|"
+        r"__bool__",
+        Break.DATA_DEPENDENT_BRANCH,
+    ),
+    (
+        r"tensor\.item\(\)|_local_scalar_dense|tensor\.tolist|data dependent operator|"
+        r"indexing \S+ with non-scalar tensor",
         Break.SCALAR_READ,
     ),
-    (r"dynamic (output )?shape operator|capture_dynamic_output_shape", Break.DYNAMIC_OUTPUT_SHAPE),
-    (r"nonzero|masked_select|unique", Break.DYNAMIC_OUTPUT_SHAPE),
-    (r"\bprint\b|logger|logging|warnings\.warn|warn_once", Break.PRINT_OR_LOGGING),
-    (r"fsdp|distributeddataparallel|ddp", Break.DISTRIBUTED_WRAPPER),
-    (r"autograd\.function|autograd function", Break.AUTOGRAD_FUNCTION),
-    (r"hook", Break.HOOK),
-    (r"torch\.compiler\.disable|torch\._dynamo\.disable|_dynamo\.disable", Break.DISABLED_FUNCTION),
     (
-        r"numpy|c/c\+\+ (function|extension)|cython|pybind|non-python|"
-        r"attempted to call function marked as skipped|foreign",
+        r"dynamic shape operator|dynamic slicing|data-dependent output shape|unbacked symint|"
+        r"aten\.(nonzero|masked_select|_unique|unique)",
+        Break.DYNAMIC_OUTPUT_SHAPE,
+    ),
+    (
+        r"\bprint\b|\blogg(er|ing)\b|\b_?warnings\b|warn_once|debugging function|"
+        r"\b(tqdm|wandb|tensorboard|loguru)\b",
+        Break.PRINT_OR_LOGGING,
+    ),
+    (r"autograd\.function|autograd function|autogradfunction|custom [jv][vj]p", Break.AUTOGRAD_FUNCTION),
+    (r"hook|removablehandle", Break.HOOK),
+    (r"torch\.compiler\.disable|_dynamo\.disable|marked .*disable", Break.DISABLED_FUNCTION),
+    (
+        r"non-pt2-compliant|fake tensor|faketensor|no meta kernel|torchscript|"
+        r"operator does not support|torch\.ops\.|resolve op packet",
+        Break.UNREGISTERED_OPERATOR,
+    ),
+    (r"numpy|ndarray|\b(scipy|cv2|pil|pandas|sklearn|numba|jax|cupy)\b", Break.FOREIGN_CALL),
+    (r"skip_frame|skipped frame|skip frame|skipfiles", Break.SKIPPED_FRAME),
+    (
+        r"marked as skipped|c/c\+\+|untraceable c|c-level",
         Break.FOREIGN_CALL,
     ),
-    (r"no (fake|meta) (impl|kernel)|unregistered|custom op", Break.UNREGISTERED_OPERATOR),
-    (r"skipfiles|skipped frame|marked as skipped|inline.*skip", Break.SKIPPED_FRAME),
     (
-        r"unsupported (built-?in|context manager|method|function)|context manager|generator|"
-        r"exception|bytecode|reconstruct|unimplemented",
+        r"unsupported|context manager|generator|exception|bytecode|reconstruct|failed to|"
+        r"attempted to|cannot |comprehension|not (a |implemented)|missing|unimplemented|"
+        r"non-constant|user-defined|super\(\)|mutat",
         Break.UNSUPPORTED_PYTHON,
     ),
 )
+# Whose frames lie around the place of the break decides before its words do.
+_WRAPPER_FILES = re.compile(r"torch/distributed/(fsdp|_composable)/|nn/parallel/distributed\.py")
 
 _RECOMPILES: tuple[tuple[str, Re], ...] = (
     (r"grad_mode|is_grad_enabled|requires_grad mismatch", Re.GRAD_MODE),
-    (r"\.training\b", Re.TRAIN_EVAL),
+    (r"\.training\b|\['training'\]", Re.TRAIN_EVAL),
     (r"stride mismatch", Re.STRIDE),
     (r"dtype mismatch|device mismatch|dispatch key", Re.DTYPE_OR_DEVICE),
     (r"size mismatch at index 0", Re.BATCH_SIZE),
-    (r"size mismatch|\.size\(\)|ndim|rank mismatch|shape", Re.SHAPE),
+    (r"size mismatch|\.size\(\)|ndim|rank mismatch|shape|^len\(|\bs\d+\b", Re.SHAPE),
     (r"optimizer|param_groups|\['step'\]|\['lr'\]", Re.OPTIMIZER_STATE),
-    (r"___check_obj_id|is not|object identity|id match", Re.OBJECT_IDENTITY),
-    (r"(self|\['self'\]|_modules|mod)\.?[\w\[\]'.]*\s*==", Re.MODULE_ATTRIBUTE),
-    (r"==\s*-?\d", Re.PYTHON_NUMBER),
+    (
+        r"___check_obj_id|___check_type_id|is not|object identity|id match|expected type of",
+        Re.OBJECT_IDENTITY,
+    ),
+    (r"(\bself\b|\['self'\]|_modules|\bmod\b)[\w\[\]'.]*\s*[=<>!]=", Re.MODULE_ATTRIBUTE),
+    (r"[=<>!]=\s*-?(\d|inf|nan)", Re.PYTHON_NUMBER),
 )
 
 
-def break_cause(reason: str) -> Break:
-    """Returns the cause that the compiler's words for a graph break stand for."""
-    text = reason.lower()
+def break_cause(message: str) -> Break:
+    """Returns the cause that the compiler's message of a graph break stands for.
+
+    `message` may hold the frames of the place too; those of a wrapper (FSDP, DDP) name the cause.
+    """
+    if _WRAPPER_FILES.search(message):
+        return Break.DISTRIBUTED_WRAPPER
+    text = telling_words(message).lower()
     return next((cause for words, cause in _BREAKS if re.search(words, text)), Break.OTHER)
 
 
-def recompile_cause(reason: str) -> Re:
+def telling_words(message: str) -> str:
+    """Returns the title of a break and the compiler's own context of it."""
+    reason = message.split("Graph Break Reason:", 1)[-1].strip()
+    title = reason.splitlines()[0] if reason else ""
+    context = re.search(r"Developer debug context:\s*(.*)", reason)
+    return f"{title} {context.group(1) if context else ''}"
+
+
+def recompile_cause(guard: str) -> Re:
     """Returns the cause that the compiler's words for a failed guard stand for."""
-    text = reason.lower()
+    text = guard.lower()
     return next((cause for words, cause in _RECOMPILES if re.search(words, text)), Re.OTHER)

@@ -176,10 +176,8 @@ def _graph_breaks(messages: Sequence[str], metrics: Sequence[Any]) -> tuple[Grap
 def _graph_break(key: tuple[str, int, str], text: str, count: int) -> GraphBreak:
     file, line, reason = key
     link = _LINK.search(text)
-    # The first line of the compiler's own title decides; the whole text only if that says nothing.
-    title = text.split("Graph Break Reason:", 1)[-1].strip()
     return GraphBreak(
-        cause=break_cause(title[:_MOST_TEXT]),
+        cause=break_cause(text),
         reason=reason,
         file=file,
         line=line,
