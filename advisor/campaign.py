@@ -27,7 +27,7 @@ from advisor.profiler.records import (
     TrialKind,
     TrialStatus,
 )
-from advisor.profiler.statistics import speedup
+from advisor.profiler.statistics import half_width, speedup
 from advisor.request import AdviceRequest
 from advisor.units import config_name
 
@@ -42,6 +42,11 @@ _FIRST = (Config(scope=Scope.REGIONAL), Config(scope=Scope.MODEL))
 # A trial before anything is known: torch imported, the model built, eager steps made steady.
 EAGER_TRIAL_S = 25.0
 EAGER = "eager"
+# The winner is measured in further processes until its speedup is known to this share of itself,
+# as long as each of them takes no more than this share of the plan.
+_NARROW = 0.03
+_MOST_WARM_TRIALS = 3
+_MOST_SHARE_OF_PLAN = 0.05
 # ABBA: a quad is four blocks of at least one step.
 BLOCKS_OF_QUAD = 4
 
@@ -336,26 +341,48 @@ class Campaign:
             return None
         evidence, _ = best
         trial = evidence.trial
-        tried = any(t.kind is TrialKind.WARM and t.config == trial.config for t in self._trials)
-        if tried or not trial.cache_folder:
+        if not trial.cache_folder:
             return None
         cold = trial.cold_start_s or 0.0
         expected = self._startup_s() + USUAL_WARM_SHARE * cold
         expected += self._request.measuring.max_warm_steady_s
         left = self._left_s()
-        worth_it = plan.restarts > 0 or cold * (1 - WARM_SHARE) > expected
-        if not worth_it or (left is not None and expected > left):
+        tried = [t for t in self._trials if t.kind is TrialKind.WARM and t.config == trial.config]
+        if tried:
+            why = self._why_once_more(evidence, tried, expected, common)
+        elif plan.restarts > 0 or cold * (1 - WARM_SHARE) > expected:
+            why = wording.warm_start_wanted(evidence.config, cold, plan.restarts)
+        else:
+            why = ""
+        if not why or (left is not None and expected > left):
             return None
         return Step(
             kind=TrialKind.WARM,
             config=evidence.config,
             cut_off_s=None,
             plan_steps=plan.steps_planned(common.step_s),
-            why=wording.warm_start_wanted(evidence.config, cold, plan.restarts),
+            why=why,
             expected_s=expected,
             from_trial_id=trial.trial_id,
             budget_left_s=left,
         )
+
+    def _why_once_more(
+        self, evidence: Evidence, tried: list[Trial], expected_s: float, common: Base
+    ) -> str:
+        """Returns why one more process is to measure what would be advised; "" when none is.
+
+        Processes differ by more than the quads within one tell (Kalibera and Jones, see
+        `statistics`), so it takes several of them, not longer ones, to narrow the interval.
+        """
+        plan = self._request.plan
+        total_s = plan.steps_planned(common.step_s) * common.step_s
+        cheap = expected_s <= _MOST_SHARE_OF_PLAN * total_s
+        ended_well = all(t.status is TrialStatus.OK for t in tried)
+        width = half_width(speedup(evidence.pairs))
+        if len(tried) < _MOST_WARM_TRIALS and cheap and ended_well and width > _NARROW:
+            return wording.one_more_process(evidence.config, width)
+        return ""
 
     def _paying(self, common: Base) -> Iterator[tuple[Evidence, Bill]]:
         """Yields what would be advised if an unknown warm start turned out as short as any."""

@@ -22,7 +22,6 @@ from advisor.profiler.records import (
     Advice,
     Alternative,
     Config,
-    Fix,
     HandOver,
     Interval,
     Trial,

@@ -53,7 +53,8 @@ _RECOMPILES = {
     RecompileCause.MODULE_ATTRIBUTE: "an attribute of a module changes from step to step: keep it "
     "outside the model or in a buffer; for an integer "
     "torch._dynamo.config.allow_unspec_int_on_nn_module = True helps too",
-    RecompileCause.TRAIN_EVAL: "the model changes between train() and eval(): each is compiled once",
+    RecompileCause.TRAIN_EVAL: "the model changes between train() and eval(): each is "
+    "compiled once",
     RecompileCause.GRAD_MODE: "whether a tensor requires a gradient changes (unfreezing, no_grad, "
     "the first of several blocks): each state is compiled once",
     RecompileCause.DTYPE_OR_DEVICE: "the dtype or device of an input changes: convert it before "

@@ -13,7 +13,6 @@ from advisor.models.plan import Plan
 from advisor.paste import code as code
 from advisor.profiler.records import (
     Config,
-    GraphBreak,
     Interval,
     Trial,
     TrialStatus,
@@ -84,6 +83,14 @@ def ruled_out(by: Trial, doubt: Doubt | None, because: str) -> str:
     """Returns why another configuration's failure speaks for this one too."""
     what = sentence_of_doubt(by, doubt) if doubt else ""
     return f"{config_name(by.config)} {because}" + (f": {what}" if what else "")
+
+
+def one_more_process(config: Config, width: float) -> str:
+    """Returns why another process measures a configuration again."""
+    return (
+        f"the processes that measured {config_name(config)} leave its speedup uncertain by "
+        f"±{_percent(width)}: one more narrows it"
+    )
 
 
 def warm_start_wanted(config: Config, cold_s: float, restarts: int) -> str:

@@ -39,13 +39,13 @@ class Doubt(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One configuration's trial with its warm start: pairs of both processes, both start times."""
+    """One configuration's trial with its warm starts: pairs of all processes, the start times."""
 
     config: Config
     trial: Trial
     pairs: tuple[Pair, ...]
     warm_start_s: float | None = None
-    warm: Trial | None = None
+    warm: tuple[Trial, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +142,13 @@ def bill_of(
 
 
 def _with_warm(known: Evidence, warm: Trial) -> Evidence:
-    # A quad of the warm start is of a second process even where the trial did not say so.
-    pairs = tuple(replace(pair, process=max(1, pair.process)) for pair in warm.pairs)
-    start = warm.warm_start_s if warm.warm_start_s is not None else known.warm_start_s
-    return replace(known, pairs=known.trial.pairs + pairs, warm_start_s=start, warm=warm)
+    # Each warm start is a process of its own, which the trial itself cannot number.
+    process = len(known.warm) + 1
+    pairs = tuple(replace(pair, process=process) for pair in warm.pairs)
+    warms = (*known.warm, warm)
+    starts = [trial.warm_start_s for trial in warms if trial.warm_start_s is not None]
+    start = float(np.median(starts)) if starts else known.warm_start_s
+    return replace(known, pairs=known.pairs + pairs, warm_start_s=start, warm=warms)
 
 
 def _scaled(pairs: Sequence[Pair], step_s: float) -> tuple[Pair, ...]:

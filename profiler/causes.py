@@ -15,7 +15,10 @@ from advisor.profiler.records import RecompileCause as Re
 # of the break and the compiler's own context of it (a name, a type), not its explanation, which
 # tells of other functions as examples.
 _BREAKS: tuple[tuple[str, Break], ...] = (
-    (r"fsdp|distributeddataparallel|\bddp\b|distributed collectives|p2p", Break.DISTRIBUTED_WRAPPER),
+    (
+        r"fsdp|distributeddataparallel|\bddp\b|torch\.distributed|distributed collectives|p2p",
+        Break.DISTRIBUTED_WRAPPER,
+    ),
     (
         r"data-dependent (branching|assert|control flow|jump)|data pointer comparison|"
         r"__bool__",
@@ -36,7 +39,10 @@ _BREAKS: tuple[tuple[str, Break], ...] = (
         r"\b(tqdm|wandb|tensorboard|loguru)\b",
         Break.PRINT_OR_LOGGING,
     ),
-    (r"autograd\.function|autograd function|autogradfunction|custom [jv][vj]p", Break.AUTOGRAD_FUNCTION),
+    (
+        r"autograd\.function|autograd function|autogradfunction|custom [jv][vj]p",
+        Break.AUTOGRAD_FUNCTION,
+    ),
     (r"hook|removablehandle", Break.HOOK),
     (r"torch\.compiler\.disable|_dynamo\.disable|marked .*disable", Break.DISABLED_FUNCTION),
     (
@@ -53,7 +59,9 @@ _BREAKS: tuple[tuple[str, Break], ...] = (
     (
         r"unsupported|context manager|generator|exception|bytecode|reconstruct|failed to|"
         r"attempted to|cannot |comprehension|not (a |implemented)|missing|unimplemented|"
-        r"non-constant|user-defined|super\(\)|mutat",
+        r"non-constant|user-defined|super\(\)|mutat|opaque|itertools|hash|\brepr\b|build_|"
+        r"closure|variadic|iterat|__\w+__|triton|cell|enum|dataclass|attribute|higher.order|"
+        r"\bhop\b|side effect|aliasing|nested function|\btype\b|typeerror|compar",
         Break.UNSUPPORTED_PYTHON,
     ),
 )

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from advisor.profiler.records import Phase, Progress
 from advisor.service.accelerator import AcceleratorWatch
 
@@ -19,15 +20,15 @@ class Driver:
     def __init__(self, *pids: int, reasons: int = 0x1) -> None:
         self.pids, self.reasons, self.asked = set(pids), reasons, 0
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
         assert uuid == UUID
         return uuid
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
         self.asked += 1
         return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 30) for pid in self.pids]
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: N802
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:
         return self.reasons
 
 
@@ -109,7 +110,7 @@ def test_without_a_driver_nothing_is_said() -> None:
 
 def test_a_drivers_error_does_not_fail_the_trial() -> None:
     class Broken(Driver):
-        def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
             raise RuntimeError("GPU is lost")
 
     seen = watch(Broken(101), 101)

@@ -6,6 +6,7 @@ import json
 from importlib.resources import files
 
 import pytest
+
 from advisor.profiler.causes import break_cause, recompile_cause
 from advisor.profiler.records import GraphBreakCause as Break
 from advisor.profiler.records import RecompileCause as Re

@@ -138,11 +138,27 @@ def why_not(advice: Advice, config: Config) -> str:
     return next(a.why_not for a in advice.alternatives if a.config == config)
 
 
+def kept_whole(config: Config) -> Config:
+    """Returns a configuration as it is advised where nothing broke a graph."""
+    return replace(config, fullgraph=True)
+
+
+def test_graph_breaks_and_limits_forbid_fullgraph() -> None:
+    met = GraphBreak(cause=GraphBreakCause.PRINT_OR_LOGGING, reason="print")
+    for broken in ({"graph_breaks": (met,)}, {"skipped_frames": 1}, {"recompile_limit_hit": True}):
+        advice = advise(eager(), compiled(REGIONAL, coverage=0.9, **broken))
+        assert advice.config == REGIONAL
+        assert "fullgraph" not in advice.code
+        assert not any("fullgraph" in reason for reason in advice.reasons)
+
+
 def test_configuration_that_pays_is_enabled_with_code_figures_and_reasons() -> None:
     advice = advise(eager(), compiled(REGIONAL))
     assert advice.enable
-    assert advice.config == REGIONAL
-    assert advice.code == "for block in model.bert.encoder.layer:\n    block.compile()"
+    assert advice.config == kept_whole(REGIONAL)
+    assert advice.code == (
+        "for block in model.bert.encoder.layer:\n    block.compile(fullgraph=True)"
+    )
     assert advice.speedup is not None
     assert advice.speedup.low > 1.1
     assert advice.break_even_step == pytest.approx(2400, rel=0.1)
@@ -160,8 +176,8 @@ def test_lowest_expected_total_wins_and_not_the_highest_speedup() -> None:
     quick = compiled(REGIONAL, 1.20, cold_s=24.0)
     short = advise(eager(), quick, slow_to_compile, plan=Plan(steps=30_000))
     long = advise(eager(), quick, slow_to_compile, plan=Plan(steps=300_000))
-    assert short.config == REGIONAL
-    assert long.config == WHOLE
+    assert short.config == kept_whole(REGIONAL)
+    assert long.config == kept_whole(WHOLE)
     assert "more than model default" in why_not(long, REGIONAL)
     assert long.alternatives[0].total_s is not None
 
@@ -170,7 +186,7 @@ def test_machine_that_was_slow_during_one_trial_does_not_decide() -> None:
     """Whole model: better ratio, but measured while the machine ran at half its speed."""
     slow = compiled(WHOLE, pairs=quads(1.3, step_s=2 * STEP_S), cold_s=24.0)
     advice = advise(eager(), compiled(REGIONAL, 1.2), slow)
-    assert advice.config == WHOLE
+    assert advice.config == kept_whole(WHOLE)
 
 
 def test_plan_too_short_stays_eager_and_names_the_break_even_step() -> None:
@@ -271,9 +287,9 @@ def test_numerical_disagreement_is_never_enabled() -> None:
 
 def test_configuration_above_the_memory_limit_is_not_advised() -> None:
     big = compiled(WHOLE, 1.5, peak_bytes=3 * 2**30)
-    assert advise(eager(), big).config == WHOLE
+    assert advise(eager(), big).config == kept_whole(WHOLE)
     advice = advise(eager(), big, compiled(REGIONAL, 1.1), memory_limit_bytes=2 * 2**30)
-    assert advice.config == REGIONAL
+    assert advice.config == kept_whole(REGIONAL)
     assert "3 GiB is above the memory limit" in why_not(advice, WHOLE)
 
 
@@ -429,13 +445,14 @@ def test_advice_is_sound_whatever_the_trials(
     assert all(reason.strip() for reason in advice.reasons)
     assert advice.steps == steps
     told = {a.config for a in advice.alternatives}
-    assert told | ({advice.config} if advice.enable else set()) == {t.config for t in trials}
+    advised = replace(advice.config, fullgraph=False) if advice.config else None
+    assert told | ({advised} if advice.enable else set()) == {t.config for t in trials}
     if not advice.enable:
         assert (advice.code, advice.config) == ("", None)
         return
-    assert advice.config not in told
+    assert advised not in told
     assert advice.p_saves >= 0.9
-    winner = next(t for t in trials if t.config == advice.config)
+    winner = next(t for t in trials if t.config == advised)
     assert winner.status is TrialStatus.OK
     assert winner.graphs
     assert winner.coverage != 0.01

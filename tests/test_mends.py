@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from advisor.mends import break_mend, mends, recompile_mend
 from advisor.profiler.records import (
     GraphBreak,

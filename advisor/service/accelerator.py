@@ -30,15 +30,15 @@ _SLOWING = {
 class Nvml(Protocol):
     """The part of NVML that is asked, as `pynvml` spells it."""
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:  # noqa: N802
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Any:
         """Returns the handle of a device."""
         ...
 
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:  # noqa: N802
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Any) -> list[Any]:
         """Returns the processes that have a context on the device, each with its `pid`."""
         ...
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any) -> int:  # noqa: N802
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Any) -> int:
         """Returns why the clocks are what they are, as bits."""
         ...
 
