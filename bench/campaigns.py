@@ -35,6 +35,14 @@ def advise(*arguments: str) -> tuple[dict[str, Any], float]:
     return json.loads(done.stdout), time.perf_counter() - begun
 
 
+def stored(advice_id: str) -> dict[str, Any]:
+    """Returns an advice that was given before, as `advise show` has it."""
+    done = subprocess.run(
+        [ADVISE, "show", advice_id, "--json"], stdout=subprocess.PIPE, text=True, check=True
+    )
+    return json.loads(done.stdout)
+
+
 def machine() -> str:
     """Returns the machine and the date, to stand beside a figure."""
     import torch

@@ -5,7 +5,9 @@ predicted break-even step. They take turns in short slices, so that a machine th
 both; only their own time counts. The compiled run starts with an empty cache and pastes the
 advice's own code. The claim: the true crossing lies within 25 % of the predicted one.
 
-    python bench/truth.py [WORKLOAD] [STEPS]
+    python bench/truth.py [WORKLOAD] [STEPS] [ADVICE_ID]
+
+With the id of an advice that was given before, that one is checked.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from campaigns import EXAMPLE, REPOSITORY, advise, machine, verdict
+from campaigns import EXAMPLE, REPOSITORY, advise, machine, stored, verdict
 
 TOLERANCE = 0.25
 PAST = 1.5
@@ -116,8 +118,11 @@ def main() -> None:
     workload = sys.argv[1] if len(sys.argv) > 1 else EXAMPLE
     steps = sys.argv[2] if len(sys.argv) > 2 else "20000"
     print(machine())
-    advice, wall_s = advise(workload, "--steps", steps)
-    print(f"campaign {wall_s:.0f} s: enable {advice['enable']}, speedup {advice.get('speedup')}")
+    if len(sys.argv) > 3:
+        advice = stored(sys.argv[3])
+    else:
+        advice, _ = advise(workload, "--steps", steps)
+    print(f"enable {advice['enable']}, speedup {advice.get('speedup')}")
     if not advice["enable"]:
         raise SystemExit("the advice is to stay eager: there is no crossing to check")
     predicted = advice["break_even_step"]

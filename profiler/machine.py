@@ -29,6 +29,8 @@ def environment(device: torch.device) -> Environment:
     """Returns the versions, the device and the machine that this process sees."""
     cuda = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if cuda else None
+    # Since torch 2.4; without it the GPU cannot be watched from outside.
+    uuid = getattr(properties, "uuid", None)
     return Environment(
         torch=str(torch.__version__),
         python=platform.python_version(),
@@ -43,8 +45,7 @@ def environment(device: torch.device) -> Environment:
         cuda=torch.version.cuda or "",
         driver=_nvidia_driver() if cuda else "",
         platform=sys.platform,
-        # Since torch 2.4; without it the GPU cannot be watched from outside.
-        device_uuid=f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else "",
+        device_uuid=f"GPU-{uuid}" if uuid else "",
     )
 
 
