@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import struct
 import threading
@@ -11,6 +12,7 @@ import pytest
 
 from advisor.profiler import records
 from advisor.profiler.errors import AdvisorError, NotFoundError, StoreError
+from advisor.service import folders
 from advisor.service import store as stores
 from advisor.service.store import Store
 
@@ -217,3 +219,13 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
 def test_missing_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="data folder"):
         Store(tmp_path / "gone")
+
+
+def test_only_the_latest_compile_caches_stay(tmp_path: Path) -> None:
+    campaigns = tmp_path / "campaigns"
+    for number in range(folders.MOST_KEPT_CACHES + 3):
+        folder = campaigns / f"advice{number:02}"
+        folder.mkdir(parents=True)
+        os.utime(folder, (number, number))
+    assert folders.sweep(tmp_path, lambda name: True) == ["advice00", "advice01", "advice02"]
+    assert len(list(campaigns.iterdir())) == folders.MOST_KEPT_CACHES

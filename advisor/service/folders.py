@@ -25,6 +25,8 @@ from advisor.profiler.errors import StoreError
 # Who waits for a device of another process looks this often: flock has no queue to sleep in that
 # could be cancelled.
 _LOOK_S = 0.5
+# Compile caches of finished campaigns that stay for the runs that start from them.
+MOST_KEPT_CACHES = 10
 
 
 def data_folder() -> Path:
@@ -93,15 +95,20 @@ class CampaignFolder:
 
 
 def sweep(data: Path, has_advice: Callable[[str], bool]) -> list[str]:
-    """Deletes the folders of campaigns that died before their advice; returns their names."""
+    """Deletes what no run will start from any more; returns the names of the folders.
+
+    Those are the folders of campaigns that died before their advice, and of the others all but
+    the latest: a compile cache takes some hundred megabytes.
+    """
     parent = data / "campaigns"
-    gone = []
     with _storing(), _creating(parent):
-        for folder in sorted(parent.iterdir()):
-            if folder.is_dir() and not _alive(folder) and not has_advice(folder.name):
-                shutil.rmtree(folder, ignore_errors=True)
-                gone.append(folder.name)
-    return gone
+        ended = [folder for folder in parent.iterdir() if folder.is_dir() and not _alive(folder)]
+        kept = [folder for folder in ended if has_advice(folder.name)]
+        latest = sorted(kept, key=lambda folder: folder.stat().st_mtime)[-MOST_KEPT_CACHES:]
+        gone = sorted(set(ended) - set(latest))
+        for folder in gone:
+            shutil.rmtree(folder, ignore_errors=True)
+    return [folder.name for folder in gone]
 
 
 class Devices:
