@@ -163,3 +163,20 @@ def test_a_compile_that_can_only_lose_is_cut_off(tmp_path: Path) -> None:
     trial = run("gate", tmp_path, deadlines=Deadlines(cold_s=1.0))
     assert trial.status is TrialStatus.TIMED_OUT
     assert trial.failure is not None and "cold took longer than 1 s" in trial.failure.message
+
+
+def test_a_foreign_call_leaves_all_to_python(folder: Path) -> None:
+    trial = run("matching", folder)
+    assert trial.graphs == 0
+    assert trial.coverage is not None and trial.coverage < 0.05
+    (found,) = trial.graph_breaks
+    assert found.cause is GraphBreakCause.FOREIGN_CALL
+    assert "linear_sum_assignment" in found.code
+
+
+def test_compiling_starts_where_training_starts(folder: Path) -> None:
+    """Each stage of unfreezing is seen: eager steps before compiling do not use them up."""
+    trial = run("unfreezing", folder)
+    assert trial.graphs == 4
+    assert {found.cause for found in trial.recompiles} == {RecompileCause.GRAD_MODE}
+    assert sum(found.count for found in trial.recompiles) == 3

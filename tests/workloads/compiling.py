@@ -179,3 +179,61 @@ def double_backward(device):
         return gradient.pow(2).mean()
 
     return {"model": model, "batches": _batches(16, 32), "loss": loss}
+
+
+class Matching(nn.Module):
+    """Assigns predictions to targets by SciPy inside forward: not torch, and called per image."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 4)
+
+    def forward(self, features, targets):
+        from scipy.optimize import linear_sum_assignment
+
+        found = self.linear(features)
+        costs = torch.cdist(found, targets).detach().numpy()
+        total = 0.0
+        for index, cost in enumerate(costs):
+            rows, columns = linear_sum_assignment(cost)
+            total = total + (found[index, rows] - targets[index, columns]).abs().mean()
+        return total
+
+
+def matching(device):
+    def batches(step):
+        random = torch.Generator().manual_seed(step)
+        return torch.randn(3, 6, 16, generator=random), torch.rand(3, 4, 4, generator=random)
+
+    return {
+        "model": Matching().to(device),
+        "batches": batches,
+        "loss": lambda model, batch: model(*batch),
+    }
+
+
+class Unfreezing(nn.Module):
+    """Layers start frozen; the batches unfreeze one every two steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer(x))
+        return self.head(x)
+
+
+def unfreezing(device):
+    model = Unfreezing().to(device)
+    model.layers.requires_grad_(False)
+    draw = _batches(16, 16)
+
+    def batches(step):
+        if step % 2 == 0 and 0 < step // 2 <= len(model.layers):
+            model.layers[-(step // 2)].requires_grad_(True)
+        return draw(step)
+
+    return {"model": model, "batches": batches, "loss": _squared}
