@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,7 +243,7 @@ def test_campaign_ends_in_an_advice_that_is_stored(data: Path, socket: Path) -> 
         assert isinstance(advice, records.Advice)
         assert advice.advice_id == accepted.advice_id
         assert advice.enable
-        assert advice.config == REGIONAL
+        assert advice.config == replace(REGIONAL, fullgraph=True)
         started = [event for event in told if isinstance(event, events.TrialStarted)]
         assert [event.kind for event in started[:2]] == [
             records.TrialKind.EAGER,

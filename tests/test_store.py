@@ -228,4 +228,5 @@ def test_only_the_latest_compile_caches_stay(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         os.utime(folder, (number, number))
     assert folders.sweep(tmp_path, lambda name: True) == ["advice00", "advice01", "advice02"]
-    assert len(list(campaigns.iterdir())) == folders.MOST_KEPT_CACHES
+    left = [folder for folder in campaigns.iterdir() if folder.is_dir()]
+    assert len(left) == folders.MOST_KEPT_CACHES
