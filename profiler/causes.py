@@ -97,9 +97,16 @@ def break_cause(message: str) -> Break:
 
 
 def telling_words(message: str) -> str:
-    """Returns the title of a break and the compiler's own context of it."""
-    reason = message.split("Graph Break Reason:", 1)[-1].strip()
-    title = reason.splitlines()[0] if reason else ""
+    """Returns the title of a break and the compiler's own context of it.
+
+    The title is the line above its explanation; what the compiler was about to do comes before.
+    """
+    reason = message.split("Graph Break Reason:", 1)[-1]
+    lines = [
+        line for line in re.split(r"\n\s*Explanation:", reason)[0].splitlines() if line.strip()
+    ]
+    explained = re.search(r"\n\s*Explanation:", reason) is not None
+    title = (lines[-1] if explained else lines[0]) if lines else ""
     context = re.search(r"Developer debug context:\s*(.*)", reason)
     return f"{title} {context.group(1) if context else ''}"
 

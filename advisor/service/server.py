@@ -231,7 +231,8 @@ def main(arguments: list[str] | None = None) -> int:
     where.add_argument("--listen", metavar="HOST:PORT", help="serve on a loopback address")
     parser.add_argument("--private", action="store_true", help="end when stdin ends")
     options = parser.parse_args(arguments)
-    log_to_stderr()
+    # A private server tells its client what happened; its log is for what went wrong in itself.
+    log_to_stderr(logging.WARNING if options.private else logging.INFO)
     try:
         serve(options.listen or f"unix:{options.unix}", private=options.private)
     except (PlanError, StoreError) as error:
