@@ -11,7 +11,6 @@ from advisor.profiler.causes import break_cause, recompile_cause
 from advisor.profiler.records import GraphBreakCause as Break
 from advisor.profiler.records import RecompileCause as Re
 
-
 # What torch 2.13 puts in front of the title: nothing, what it was doing, or that it gave up.
 PREAMBLES = (
     "",
