@@ -28,8 +28,8 @@ from advisor.profiler.records import (
     TrialStatus,
 )
 from advisor.profiler.statistics import half_width, speedup
+from advisor.profiler.units import config_name
 from advisor.request import AdviceRequest
-from advisor.units import config_name
 
 CUDA_GRAPH_MODES = frozenset({Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE})
 _ALL_MODES = (
@@ -42,10 +42,11 @@ _FIRST = (Config(scope=Scope.REGIONAL), Config(scope=Scope.MODEL))
 # A trial before anything is known: torch imported, the model built, eager steps made steady.
 EAGER_TRIAL_S = 25.0
 EAGER = "eager"
-# The winner is measured in further processes until its speedup is known to this share of itself,
-# as long as each of them takes no more than this share of the plan.
+# The winner is measured in further processes, so many at least and until its speedup is known to
+# this share of itself, as long as each of them takes no more than this share of the plan.
 _NARROW = 0.03
-_MOST_WARM_TRIALS = 3
+_LEAST_WARM_TRIALS = 2
+_MOST_WARM_TRIALS = 5
 _MOST_SHARE_OF_PLAN = 0.05
 # ABBA: a quad is four blocks of at least one step.
 BLOCKS_OF_QUAD = 4
@@ -380,7 +381,8 @@ class Campaign:
         cheap = expected_s <= _MOST_SHARE_OF_PLAN * total_s
         ended_well = all(t.status is TrialStatus.OK for t in tried)
         width = half_width(speedup(evidence.pairs))
-        if len(tried) < _MOST_WARM_TRIALS and cheap and ended_well and width > _NARROW:
+        wanted = _MOST_WARM_TRIALS if width > _NARROW else _LEAST_WARM_TRIALS
+        if len(tried) < wanted and cheap and ended_well:
             return wording.one_more_process(evidence.config, width)
         return ""
 

@@ -305,7 +305,7 @@ def _ended_by_signals() -> Iterator[None]:
 def _fail(error: AdvisorError) -> int:
     """Says an error, after the person's own traceback and what the server logged."""
     from advisor.profiler.errors import Interrupted, NotFoundError, PlanError, WorkloadError
-    from advisor.units import printable
+    from advisor.profiler.units import printable
 
     for note in getattr(error, "__notes__", ()):
         print(printable(note), file=sys.stderr)

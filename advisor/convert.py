@@ -28,7 +28,7 @@ from advisor.events import Event
 from advisor.models.plan import Plan
 from advisor.profiler import records
 from advisor.profiler.errors import AdvisorError
-from advisor.profiler.records import Advice, Progress, Trial
+from advisor.profiler.records import Advice, Diagnosis, Progress, Trial
 from advisor.request import AdviceRequest, Limits
 from advisor.stored import StoredTrial
 from advisor.v1 import advisor_pb2 as pb
@@ -49,6 +49,8 @@ MESSAGES: dict[type[Any], type[Message]] = {
     records.Failure: pb.Failure,
     records.GraphBreak: pb.GraphBreak,
     records.Recompile: pb.Recompile,
+    records.WhatIf: pb.WhatIf,
+    records.StepProfile: pb.StepProfile,
     records.CompileEvent: pb.CompileEvent,
     records.Shape: pb.Shape,
     records.Blocks: pb.Blocks,
@@ -62,6 +64,7 @@ MESSAGES: dict[type[Any], type[Message]] = {
     records.Shapes: pb.Shapes,
     records.HandOver: pb.HandOver,
     records.Advice: pb.Advice,
+    records.Diagnosis: pb.Diagnosis,
     StoredTrial: pb.StoredTrial,
 }
 
@@ -109,6 +112,11 @@ def advice_message(advice: Advice) -> pb.Advice:
 def advice_record(message: pb.Advice) -> Advice:
     """Returns the advice in a message. Raises `AdvisorError` when it is not complete."""
     return _record(message, Advice)
+
+
+def diagnosis_message(diagnosis: Diagnosis) -> pb.Diagnosis:
+    """Returns the message of a diagnosis."""
+    return typing.cast(pb.Diagnosis, _message(diagnosis))
 
 
 def stored_trial_message(stored: StoredTrial) -> pb.StoredTrial:

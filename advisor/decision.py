@@ -12,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from advisor import wording
-from advisor.mends import mends
 from advisor.models.economics import Bill, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
 from advisor.models.plan import Plan
 from advisor.profiler import statistics
 from advisor.profiler.errors import AdvisorError
+from advisor.profiler.mends import mends
 from advisor.profiler.records import (
     Advice,
     Alternative,
@@ -28,8 +28,8 @@ from advisor.profiler.records import (
     TrialKind,
     TrialStatus,
 )
+from advisor.profiler.units import config_name
 from advisor.request import AdviceRequest
-from advisor.units import config_name
 
 # A larger share of waiting than this is worth a warning before anything is compiled.
 LARGE_DATA_WAIT = 0.2

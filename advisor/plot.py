@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Advice, Interval, TrialKind
+from advisor.profiler.units import config_name, count, duration
 from advisor.report import Row, rows, verdict
-from advisor.units import config_name, count, duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

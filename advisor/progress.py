@@ -20,7 +20,7 @@ from rich.text import Text
 
 from advisor.events import Event, TrialStarted, Waiting
 from advisor.profiler.records import Config, Phase, Progress, Trial, TrialKind, TrialStatus
-from advisor.units import config_name, duration, printable, ratio
+from advisor.profiler.units import config_name, duration, printable, ratio
 
 # The longest silence where there is no live line.
 HEARTBEAT_S = 15.0
@@ -34,6 +34,7 @@ _PHASES = {
     Phase.COLD: "compiling",
     Phase.STEADY: "measuring",
     Phase.NUMERICS: "comparing the losses",
+    Phase.DIAGNOSE: "looking for the causes",
     Phase.DONE: "finishing",
 }
 

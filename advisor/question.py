@@ -20,8 +20,8 @@ from advisor.models.plan import Plan
 from advisor.profiler.errors import PlanError, WorkloadError
 from advisor.profiler.preset_table import PRESETS
 from advisor.profiler.records import Config, Dynamic, Mode, Scope, WorkloadSpec
+from advisor.profiler.units import parse_duration, parse_size, printable
 from advisor.request import AdviceRequest, Limits
-from advisor.units import parse_duration, parse_size, printable
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

@@ -18,8 +18,7 @@ from rich.text import Text
 
 from advisor.profiler.preset_table import Preset
 from advisor.profiler.records import Advice, Config, Fix, Interval, Trial, TrialKind, TrialStatus
-from advisor.stored import StoredTrial
-from advisor.units import (
+from advisor.profiler.units import (
     brief_duration,
     config_name,
     count,
@@ -29,6 +28,7 @@ from advisor.units import (
     ratio,
     size,
 )
+from advisor.stored import StoredTrial
 
 # What a status is called in the table, and its colour.
 _STATUS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from advisor.models.plan import Plan
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Config, Measuring, WorkloadSpec
-from advisor.units import size
+from advisor.profiler.units import size
 
 MOST_BUDGET_S = 30 * 86_400.0
 LEAST_MEMORY_BYTES = 512 * 2**20
@@ -19,12 +19,14 @@ class Limits:
 
     `budget_s` is the longest time that it may measure (None: as long as it can pay),
     `memory_limit_bytes` what one trial may hold (None: 90 % of what is free), `configs` the only
-    configurations to consider (empty: all that fit the device).
+    configurations to consider (empty: all that fit the device), `measure_anyway` has trials run
+    even where the plan is too short for them to pay.
     """
 
     budget_s: float | None = None
     memory_limit_bytes: int | None = None
     configs: tuple[Config, ...] = ()
+    measure_anyway: bool = False
 
     def validate(self) -> None:
         """Raises `PlanError` naming the limit that makes no sense."""

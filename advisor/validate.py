@@ -127,6 +127,7 @@ RULES: dict[str, Rule] = {
     "Limits.budget_s": Number(above=True, most=30 * _DAY_S),
     "Limits.memory_limit_bytes": Number(least=512 * 2.0**20, most=2.0**53, whole=True),
     "Limits.configs": Parts(most=100),
+    "Limits.measure_anyway": Flag(),
     "Measuring.half_width": Number(least=0.001, most=0.5),
     "Measuring.min_quads": Number(least=2, most=10_000),
     "Measuring.max_steady_s": Number(above=True, most=_DAY_S),

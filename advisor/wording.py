@@ -18,7 +18,7 @@ from advisor.profiler.records import (
     TrialStatus,
     WorkloadFacts,
 )
-from advisor.units import config_name, count, duration, ratio, size
+from advisor.profiler.units import config_name, count, duration, ratio, size
 
 # --- Why something is tried, and why not -------------------------------------------------------
 

@@ -32,6 +32,7 @@ _IN_PHASE = {
     Phase.COLD: "while compiling",
     Phase.STEADY: "during measured steps",
     Phase.NUMERICS: "while comparing losses",
+    Phase.DIAGNOSE: "while tracing under other settings",
     Phase.DONE: "at the end",
 }
 # The kernel's out-of-memory killer leaves no other trace than SIGKILL; a trial that held this

@@ -73,6 +73,7 @@ class Phase(enum.StrEnum):
     COLD = "cold"
     STEADY = "steady"
     NUMERICS = "numerics"
+    DIAGNOSE = "diagnose"
     DONE = "done"
 
 
@@ -92,6 +93,17 @@ class GraphBreakCause(enum.StrEnum):
     SKIPPED_FRAME = "SKIPPED_FRAME"
     DISTRIBUTED_WRAPPER = "DISTRIBUTED_WRAPPER"
     OTHER = "OTHER"
+
+
+class FixKind(enum.StrEnum):
+    """What a mend is about."""
+
+    GRAPH_BREAK = "GRAPH_BREAK"
+    RECOMPILE = "RECOMPILE"
+    # The compiler did less than asked: nothing compiled, CUDA graphs left out, numbers differ.
+    COMPILER = "COMPILER"
+    # The training job itself, whether it is compiled or not.
+    JOB = "JOB"
 
 
 class RecompileCause(enum.StrEnum):
@@ -162,6 +174,7 @@ class Deadlines:
     cold_s: float = 900.0
     steady_s: float = 180.0
     numerics_s: float = 120.0
+    diagnose_s: float = 120.0
 
     def of(self, phase: Phase) -> float | None:
         """Returns the deadline of a phase in seconds, or None for the phase that ends a trial."""
@@ -172,6 +185,7 @@ class Deadlines:
             Phase.COLD: self.cold_s,
             Phase.STEADY: self.steady_s,
             Phase.NUMERICS: self.numerics_s,
+            Phase.DIAGNOSE: self.diagnose_s,
         }.get(phase)
 
 
@@ -225,7 +239,11 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphBreak:
-    """One place in the source that ends a graph. `count` is how often a compile met it."""
+    """One place in the source that ends a graph. `count` is how often a compile met it.
+
+    `hits_per_step` is how often a step comes by; `lost_share` the share of the eager step's
+    operator time that ran outside compiled graphs because of it.
+    """
 
     cause: GraphBreakCause
     reason: str
@@ -234,11 +252,16 @@ class GraphBreak:
     code: str = ""
     hint: str = ""
     count: int = 1
+    hits_per_step: float | None = None
+    lost_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompile:
-    """One reason for compiling again; `lost_s` is the wall time of those compiles."""
+    """One reason for compiling again; `lost_s` is the wall time of those compiles.
+
+    `settles` says whether it stopped by itself after some variants, `variants` how many there are.
+    """
 
     cause: RecompileCause
     reason: str
@@ -246,6 +269,50 @@ class Recompile:
     line: int = 0
     count: int = 1
     lost_s: float = 0.0
+    settles: bool | None = None
+    variants: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """What tracing anew under some settings of the compiler showed, without building kernels.
+
+    `removes` names the causes that are gone under them, `sites` the places of graph breaks left.
+    """
+
+    options: tuple[tuple[str, str], ...]
+    removes: tuple[str, ...] = ()
+    graphs: int = 0
+    sites: int = 0
+    recompiles: int = 0
+    recompile_limit_hit: bool = False
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepProfile:
+    """Where the time of an eager step goes. Shares are of the step; None: could not be told."""
+
+    operator_calls: float = 0.0
+    forward_share: float | None = None
+    backward_share: float | None = None
+    optimizer_share: float | None = None
+    # Share that the mere calling of operators explains, whatever their size.
+    dispatch_share: float | None = None
+    # Share in which the accelerator computed; None on the CPU.
+    device_busy_share: float | None = None
+    # Share of the step that matrix products in float32 took.
+    float32_matmul_share: float | None = None
+    # Whether the optimizer steps parameter by parameter (neither foreach nor fused).
+    optimizer_loops: bool = False
+    # Share of the tokens that are padding.
+    padding_share: float | None = None
+    # TF32 is off where the device has it; bfloat16 is native where the model computes in float32.
+    tf32_off: bool = False
+    bfloat16_native: bool = False
+    # Rows of the usual batch and of the smaller one that ends an epoch.
+    batch_size: int | None = None
+    last_batch_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,15 +441,28 @@ class Trial:
     peak_bytes: int | None = None
     graphs: int | None = None
     coverage: float | None = None
+    # The same by the time of the eager operators instead of their number.
+    time_coverage: float | None = None
     graph_breaks: tuple[GraphBreak, ...] = ()
     recompiles: tuple[Recompile, ...] = ()
     recompile_limit_hit: bool = False
     # Frames that the compiler gave up on and left to Python.
     skipped_frames: int = 0
+    # Why CUDA graphs were left out, in the compiler's words.
+    cudagraph_skips: tuple[str, ...] = ()
     compile_events: tuple[CompileEvent, ...] = ()
     # Largest relative difference of a loss, compiled against eager; and what eager itself spreads.
     loss_drift: float | None = None
     loss_scale: float | None = None
+    # The same for the gradients of one step, as vectors: |compiled - eager| / |eager|.
+    gradient_drift: float | None = None
+    gradient_scale: float | None = None
+    # What tracing anew under other settings showed.
+    what_ifs: tuple[WhatIf, ...] = ()
+    # Where the time of the eager step goes; measured by the eager trial.
+    step_profile: StepProfile | None = None
+    # Folder with a script that repeats a trial that failed.
+    reproduction: str = ""
     # Flipped eager over a twin that was never compiled; 1 when noise explains the rest.
     flip_check: float | None = None
     # Where the compiled call was put: "call" for module.compile(), "forward" for its forward.
@@ -414,7 +494,12 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fix:
-    """A mend that would bring something; `gain` in steps per second relative to now."""
+    """A mend that would bring something; `gain` in steps per second relative to now.
+
+    `measured` says whether the gain comes from a trial with the mend; else it is an estimate.
+    `lost_s` is the compile time that the cause took in the trial, `money_lost` what that costs at
+    the plan's price over all its starts.
+    """
 
     cause: str
     what: str
@@ -422,6 +507,15 @@ class Fix:
     line: int = 0
     gain: Interval | None = None
     measured: bool = False
+    kind: FixKind = FixKind.GRAPH_BREAK
+    code: str = ""
+    link: str = ""
+    count: int | None = None
+    hits_per_step: float | None = None
+    lost_s: float | None = None
+    money_lost: float | None = None
+    # Settings of the compiler that remove the cause, by name; empty: it takes an edit.
+    options: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -481,6 +575,25 @@ class Advice:
     money_saved: float | None = None
     campaign_s: float = 0.0
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Why a compile gains what it gains: the causes alone, ranked by what a mend would bring."""
+
+    target: str
+    summary: tuple[str, ...]
+    advice_id: str = ""
+    created: str = ""
+    config: Config | None = None
+    speedup: Interval | None = None
+    graphs: int | None = None
+    coverage: float | None = None
+    fixes: tuple[Fix, ...] = ()
+    warnings: tuple[str, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    workload: WorkloadFacts | None = None
+    environment: Environment | None = None
 
 
 R = TypeVar("R")

@@ -20,6 +20,9 @@ from advisor.profiler.workload import Batch
 # steps of 90 ms here, blocks of 1, 3 and 6 steps gave half-widths of 1.8, 2.8 and 4.4 % in 20 s).
 _BLOCK_S = 0.06
 _MOST_BLOCK_STEPS = 100
+# Steps after a flip that are not timed: no real run flips, and the first steps of an arm meet the
+# other arm's memory and caches. With one of them instead of two, a ratio of 1.52 read 1.55 here.
+_SETTLE_STEPS = 2
 # Windows of the warm-up are longer: they are compared with each other, not interleaved.
 _WINDOW_S = 0.25
 # Steady: the last three windows of eager steps lie within this ratio of each other.
@@ -120,15 +123,14 @@ def warm_up(
 def quad(trainer: Trainer, flip: Flip, steps: int, compiled_first: bool) -> Pair:
     """Returns one ABBA quad: four blocks over the same batches, so that drift cancels.
 
-    Each block begins with one step that is not timed: no real run flips, and the first step after
-    a flip meets the other arm's memory and caches.
+    What follows a flip settles first, in steps that are not timed.
     """
     batches = trainer.batches.take(steps)
     arms = {True: 0.0, False: 0.0}
     for compiled in (compiled_first, not compiled_first, not compiled_first, compiled_first):
         if compiled != flip.compiled:
             (flip.to_compiled if compiled else flip.to_eager)()
-            trainer.run(batches[:1])
+            trainer.run(batches[:1] * _SETTLE_STEPS)
         arms[compiled] += timed(trainer, batches)
     return Pair(eager_s=arms[False] / (2 * steps), compiled_s=arms[True] / (2 * steps))
 

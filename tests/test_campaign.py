@@ -333,7 +333,8 @@ def test_warm_start_of_the_winner_is_measured_from_its_folder() -> None:
     assert (last.kind, last.config) == (TrialKind.WARM, REGIONAL)
     origin = next(t for t in campaign.trials if t.trial_id == last.from_trial_id)
     assert (origin.kind, origin.config) == (TrialKind.COMPILE, REGIONAL)
-    assert sum(s.kind is TrialKind.WARM for s in steps) == 1
+    # Two processes beside the trial itself: one alone does not show how far processes differ.
+    assert sum(s.kind is TrialKind.WARM for s in steps) == 2
 
 
 def test_warm_start_is_not_measured_for_what_does_not_pay() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from advisor.mends import break_mend, mends, recompile_mend
+from advisor.profiler.mends import break_mend, mends, recompile_mend
 from advisor.profiler.records import (
     GraphBreak,
     GraphBreakCause,

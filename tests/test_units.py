@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Config, Dynamic, Mode, Scope
-from advisor.units import (
+from advisor.profiler.units import (
     config_name,
     count,
     duration,

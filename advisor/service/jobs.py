@@ -46,8 +46,14 @@ _EAGER_PHASES = (Phase.IMPORT, Phase.BUILD, Phase.WARM_UP)
 # The phases that each kind of trial goes through.
 PHASES = {
     TrialKind.EAGER: _EAGER_PHASES,
-    TrialKind.COMPILE: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY, Phase.NUMERICS),
-    TrialKind.WARM: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY, Phase.NUMERICS),
+    TrialKind.COMPILE: (
+        *_EAGER_PHASES,
+        Phase.COLD,
+        Phase.STEADY,
+        Phase.NUMERICS,
+        Phase.DIAGNOSE,
+    ),
+    TrialKind.WARM: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY),
 }
 
 

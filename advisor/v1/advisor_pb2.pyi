@@ -199,10 +199,13 @@ class Limits(google.protobuf.message.Message):
     BUDGET_S_FIELD_NUMBER: builtins.int
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     CONFIGS_FIELD_NUMBER: builtins.int
+    MEASURE_ANYWAY_FIELD_NUMBER: builtins.int
     budget_s: builtins.float
     """Longest time to measure. Absent: as long as it can pay."""
     memory_limit_bytes: builtins.float
     """What one trial may hold in memory. Absent: 90 % of what is free."""
+    measure_anyway: builtins.bool
+    """Run trials even where the plan is too short for them to pay: to learn why, not whether."""
     @property
     def configs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Config]:
         """The only configurations to consider. Empty: all that fit the device."""
@@ -213,9 +216,10 @@ class Limits(google.protobuf.message.Message):
         budget_s: builtins.float | None = ...,
         memory_limit_bytes: builtins.float | None = ...,
         configs: collections.abc.Iterable[global___Config] | None = ...,
+        measure_anyway: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_budget_s", b"_budget_s", "_memory_limit_bytes", b"_memory_limit_bytes", "budget_s", b"budget_s", "memory_limit_bytes", b"memory_limit_bytes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_budget_s", b"_budget_s", "_memory_limit_bytes", b"_memory_limit_bytes", "budget_s", b"budget_s", "configs", b"configs", "memory_limit_bytes", b"memory_limit_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_budget_s", b"_budget_s", "_memory_limit_bytes", b"_memory_limit_bytes", "budget_s", b"budget_s", "configs", b"configs", "measure_anyway", b"measure_anyway", "memory_limit_bytes", b"memory_limit_bytes"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_budget_s", b"_budget_s"]) -> typing.Literal["budget_s"] | None: ...
     @typing.overload
@@ -517,6 +521,8 @@ class Progress(google.protobuf.message.Message):
         """Losses are compared."""
         DONE: Progress._Phase.ValueType  # 7
         """The trial is over."""
+        DIAGNOSE: Progress._Phase.ValueType  # 8
+        """What other settings would capture; before `DONE`."""
 
     class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
         """The phases of a trial, in their order."""
@@ -537,6 +543,8 @@ class Progress(google.protobuf.message.Message):
     """Losses are compared."""
     DONE: Progress.Phase.ValueType  # 7
     """The trial is over."""
+    DIAGNOSE: Progress.Phase.ValueType  # 8
+    """What other settings would capture; before `DONE`."""
 
     TRIAL_ID_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
@@ -710,6 +718,8 @@ class GraphBreak(google.protobuf.message.Message):
     CODE_FIELD_NUMBER: builtins.int
     HINT_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
+    HITS_PER_STEP_FIELD_NUMBER: builtins.int
+    LOST_SHARE_FIELD_NUMBER: builtins.int
     cause: global___GraphBreak.Cause.ValueType
     """Why the graph ended."""
     reason: builtins.str
@@ -724,6 +734,10 @@ class GraphBreak(google.protobuf.message.Message):
     """How to mend it."""
     count: builtins.int
     """How often a compile met it."""
+    hits_per_step: builtins.float
+    """How often a step comes by."""
+    lost_share: builtins.float
+    """Share of the eager step's operator time that ran outside compiled graphs because of it."""
     def __init__(
         self,
         *,
@@ -734,8 +748,15 @@ class GraphBreak(google.protobuf.message.Message):
         code: builtins.str = ...,
         hint: builtins.str = ...,
         count: builtins.int = ...,
+        hits_per_step: builtins.float | None = ...,
+        lost_share: builtins.float | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "code", b"code", "count", b"count", "file", b"file", "hint", b"hint", "line", b"line", "reason", b"reason"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_hits_per_step", b"_hits_per_step", "_lost_share", b"_lost_share", "hits_per_step", b"hits_per_step", "lost_share", b"lost_share"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_hits_per_step", b"_hits_per_step", "_lost_share", b"_lost_share", "cause", b"cause", "code", b"code", "count", b"count", "file", b"file", "hint", b"hint", "hits_per_step", b"hits_per_step", "line", b"line", "lost_share", b"lost_share", "reason", b"reason"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_hits_per_step", b"_hits_per_step"]) -> typing.Literal["hits_per_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_lost_share", b"_lost_share"]) -> typing.Literal["lost_share"] | None: ...
 
 global___GraphBreak = GraphBreak
 
@@ -810,6 +831,8 @@ class Recompile(google.protobuf.message.Message):
     LINE_FIELD_NUMBER: builtins.int
     COUNT_FIELD_NUMBER: builtins.int
     LOST_S_FIELD_NUMBER: builtins.int
+    SETTLES_FIELD_NUMBER: builtins.int
+    VARIANTS_FIELD_NUMBER: builtins.int
     cause: global___Recompile.Cause.ValueType
     """Why it compiled again."""
     reason: builtins.str
@@ -822,6 +845,10 @@ class Recompile(google.protobuf.message.Message):
     """How often."""
     lost_s: builtins.float
     """Wall time of these compiles."""
+    settles: builtins.bool
+    """Whether it stopped by itself after some variants. Absent: not known."""
+    variants: builtins.int
+    """How many variants there are. Absent: not known."""
     def __init__(
         self,
         *,
@@ -831,10 +858,164 @@ class Recompile(google.protobuf.message.Message):
         line: builtins.int = ...,
         count: builtins.int = ...,
         lost_s: builtins.float = ...,
+        settles: builtins.bool | None = ...,
+        variants: builtins.int | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "count", b"count", "file", b"file", "line", b"line", "lost_s", b"lost_s", "reason", b"reason"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_settles", b"_settles", "_variants", b"_variants", "settles", b"settles", "variants", b"variants"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_settles", b"_settles", "_variants", b"_variants", "cause", b"cause", "count", b"count", "file", b"file", "line", b"line", "lost_s", b"lost_s", "reason", b"reason", "settles", b"settles", "variants", b"variants"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_settles", b"_settles"]) -> typing.Literal["settles"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_variants", b"_variants"]) -> typing.Literal["variants"] | None: ...
 
 global___Recompile = Recompile
+
+@typing.final
+class WhatIf(google.protobuf.message.Message):
+    """What tracing anew under some settings of the compiler showed, without building kernels."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class OptionsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    OPTIONS_FIELD_NUMBER: builtins.int
+    REMOVES_FIELD_NUMBER: builtins.int
+    GRAPHS_FIELD_NUMBER: builtins.int
+    SITES_FIELD_NUMBER: builtins.int
+    RECOMPILES_FIELD_NUMBER: builtins.int
+    RECOMPILE_LIMIT_HIT_FIELD_NUMBER: builtins.int
+    FAILURE_FIELD_NUMBER: builtins.int
+    graphs: builtins.int
+    """Graphs that were captured."""
+    sites: builtins.int
+    """Places of graph breaks that are left."""
+    recompiles: builtins.int
+    """Recompiles that are left."""
+    recompile_limit_hit: builtins.bool
+    """Whether the recompile limit was hit."""
+    failure: builtins.str
+    """Why it could not be traced; empty when it could."""
+    @property
+    def options(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Settings of torch._dynamo.config or torch._inductor.config by name."""
+
+    @property
+    def removes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Causes that are gone under them."""
+
+    def __init__(
+        self,
+        *,
+        options: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        removes: collections.abc.Iterable[builtins.str] | None = ...,
+        graphs: builtins.int = ...,
+        sites: builtins.int = ...,
+        recompiles: builtins.int = ...,
+        recompile_limit_hit: builtins.bool = ...,
+        failure: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["failure", b"failure", "graphs", b"graphs", "options", b"options", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "removes", b"removes", "sites", b"sites"]) -> None: ...
+
+global___WhatIf = WhatIf
+
+@typing.final
+class StepProfile(google.protobuf.message.Message):
+    """Where the time of an eager step goes. Shares are of the step."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPERATOR_CALLS_FIELD_NUMBER: builtins.int
+    FORWARD_SHARE_FIELD_NUMBER: builtins.int
+    BACKWARD_SHARE_FIELD_NUMBER: builtins.int
+    OPTIMIZER_SHARE_FIELD_NUMBER: builtins.int
+    DISPATCH_SHARE_FIELD_NUMBER: builtins.int
+    DEVICE_BUSY_SHARE_FIELD_NUMBER: builtins.int
+    FLOAT32_MATMUL_SHARE_FIELD_NUMBER: builtins.int
+    OPTIMIZER_LOOPS_FIELD_NUMBER: builtins.int
+    PADDING_SHARE_FIELD_NUMBER: builtins.int
+    TF32_OFF_FIELD_NUMBER: builtins.int
+    BFLOAT16_NATIVE_FIELD_NUMBER: builtins.int
+    BATCH_SIZE_FIELD_NUMBER: builtins.int
+    LAST_BATCH_SIZE_FIELD_NUMBER: builtins.int
+    operator_calls: builtins.float
+    """Operator calls of one step."""
+    forward_share: builtins.float
+    """Share of the forward."""
+    backward_share: builtins.float
+    """Share of the backward."""
+    optimizer_share: builtins.float
+    """Share of the optimizer."""
+    dispatch_share: builtins.float
+    """Share that the mere calling of operators explains, whatever their size."""
+    device_busy_share: builtins.float
+    """Share in which the accelerator computed. Absent on the CPU."""
+    float32_matmul_share: builtins.float
+    """Share of matrix products in float32."""
+    optimizer_loops: builtins.bool
+    """Whether the optimizer steps parameter by parameter (neither foreach nor fused)."""
+    padding_share: builtins.float
+    """Share of the tokens that are padding."""
+    tf32_off: builtins.bool
+    """Whether TF32 is off where the device has it."""
+    bfloat16_native: builtins.bool
+    """Whether the device has bfloat16 where the model computes in float32."""
+    batch_size: builtins.int
+    """Rows of the usual batch."""
+    last_batch_size: builtins.int
+    """Rows of the smaller batch that ends an epoch."""
+    def __init__(
+        self,
+        *,
+        operator_calls: builtins.float = ...,
+        forward_share: builtins.float | None = ...,
+        backward_share: builtins.float | None = ...,
+        optimizer_share: builtins.float | None = ...,
+        dispatch_share: builtins.float | None = ...,
+        device_busy_share: builtins.float | None = ...,
+        float32_matmul_share: builtins.float | None = ...,
+        optimizer_loops: builtins.bool = ...,
+        padding_share: builtins.float | None = ...,
+        tf32_off: builtins.bool = ...,
+        bfloat16_native: builtins.bool = ...,
+        batch_size: builtins.int | None = ...,
+        last_batch_size: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_backward_share", b"_backward_share", "_batch_size", b"_batch_size", "_device_busy_share", b"_device_busy_share", "_dispatch_share", b"_dispatch_share", "_float32_matmul_share", b"_float32_matmul_share", "_forward_share", b"_forward_share", "_last_batch_size", b"_last_batch_size", "_optimizer_share", b"_optimizer_share", "_padding_share", b"_padding_share", "backward_share", b"backward_share", "batch_size", b"batch_size", "device_busy_share", b"device_busy_share", "dispatch_share", b"dispatch_share", "float32_matmul_share", b"float32_matmul_share", "forward_share", b"forward_share", "last_batch_size", b"last_batch_size", "optimizer_share", b"optimizer_share", "padding_share", b"padding_share"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_backward_share", b"_backward_share", "_batch_size", b"_batch_size", "_device_busy_share", b"_device_busy_share", "_dispatch_share", b"_dispatch_share", "_float32_matmul_share", b"_float32_matmul_share", "_forward_share", b"_forward_share", "_last_batch_size", b"_last_batch_size", "_optimizer_share", b"_optimizer_share", "_padding_share", b"_padding_share", "backward_share", b"backward_share", "batch_size", b"batch_size", "bfloat16_native", b"bfloat16_native", "device_busy_share", b"device_busy_share", "dispatch_share", b"dispatch_share", "float32_matmul_share", b"float32_matmul_share", "forward_share", b"forward_share", "last_batch_size", b"last_batch_size", "operator_calls", b"operator_calls", "optimizer_loops", b"optimizer_loops", "optimizer_share", b"optimizer_share", "padding_share", b"padding_share", "tf32_off", b"tf32_off"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_backward_share", b"_backward_share"]) -> typing.Literal["backward_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_batch_size", b"_batch_size"]) -> typing.Literal["batch_size"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_device_busy_share", b"_device_busy_share"]) -> typing.Literal["device_busy_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_dispatch_share", b"_dispatch_share"]) -> typing.Literal["dispatch_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_float32_matmul_share", b"_float32_matmul_share"]) -> typing.Literal["float32_matmul_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_forward_share", b"_forward_share"]) -> typing.Literal["forward_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_last_batch_size", b"_last_batch_size"]) -> typing.Literal["last_batch_size"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_optimizer_share", b"_optimizer_share"]) -> typing.Literal["optimizer_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_padding_share", b"_padding_share"]) -> typing.Literal["padding_share"] | None: ...
+
+global___StepProfile = StepProfile
 
 @typing.final
 class CompileEvent(google.protobuf.message.Message):
@@ -1283,6 +1464,13 @@ class Trial(google.protobuf.message.Message):
     WALL_S_FIELD_NUMBER: builtins.int
     STDOUT_TAIL_FIELD_NUMBER: builtins.int
     STDERR_TAIL_FIELD_NUMBER: builtins.int
+    TIME_COVERAGE_FIELD_NUMBER: builtins.int
+    CUDAGRAPH_SKIPS_FIELD_NUMBER: builtins.int
+    GRADIENT_DRIFT_FIELD_NUMBER: builtins.int
+    GRADIENT_SCALE_FIELD_NUMBER: builtins.int
+    WHAT_IFS_FIELD_NUMBER: builtins.int
+    STEP_PROFILE_FIELD_NUMBER: builtins.int
+    REPRODUCTION_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     """Name of the trial."""
     kind: global___Trial.Kind.ValueType
@@ -1329,6 +1517,14 @@ class Trial(google.protobuf.message.Message):
     """Last lines that the trial printed."""
     stderr_tail: builtins.str
     """Last lines of its error output."""
+    time_coverage: builtins.float
+    """Share of the time of eager operators that ran inside compiled graphs."""
+    gradient_drift: builtins.float
+    """Relative difference of the gradients of one step, compiled against eager."""
+    gradient_scale: builtins.float
+    """What eager itself spreads there."""
+    reproduction: builtins.str
+    """Folder with a script that repeats a trial that failed; empty when there is none."""
     @property
     def config(self) -> global___Config:
         """The configuration. Absent for eager alone."""
@@ -1381,6 +1577,18 @@ class Trial(google.protobuf.message.Message):
     def environment(self) -> global___Environment:
         """Where it was measured."""
 
+    @property
+    def cudagraph_skips(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Why CUDA graphs were left out, in the compiler's words."""
+
+    @property
+    def what_ifs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WhatIf]:
+        """What tracing anew under other settings showed."""
+
+    @property
+    def step_profile(self) -> global___StepProfile:
+        """Where the time of the eager step goes; measured by the eager trial."""
+
     def __init__(
         self,
         *,
@@ -1420,9 +1628,16 @@ class Trial(google.protobuf.message.Message):
         wall_s: builtins.float = ...,
         stdout_tail: builtins.str = ...,
         stderr_tail: builtins.str = ...,
+        time_coverage: builtins.float | None = ...,
+        cudagraph_skips: collections.abc.Iterable[builtins.str] | None = ...,
+        gradient_drift: builtins.float | None = ...,
+        gradient_scale: builtins.float | None = ...,
+        what_ifs: collections.abc.Iterable[global___WhatIf] | None = ...,
+        step_profile: global___StepProfile | None = ...,
+        reproduction: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_warm_start_s", b"_warm_start_s", "cold_start_s", b"cold_start_s", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "graphs", b"graphs", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "speedup", b"speedup", "step_s", b"step_s", "warm_start_s", b"warm_start_s", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_warm_start_s", b"_warm_start_s", "cache_bytes", b"cache_bytes", "cache_folder", b"cache_folder", "cold_start_s", b"cold_start_s", "compile_events", b"compile_events", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "form", b"form", "graph_breaks", b"graph_breaks", "graphs", b"graphs", "kind", b"kind", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "pairs", b"pairs", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "skipped_frames", b"skipped_frames", "speedup", b"speedup", "status", b"status", "stderr_tail", b"stderr_tail", "stdout_tail", b"stdout_tail", "step_s", b"step_s", "trial_id", b"trial_id", "user_s", b"user_s", "wall_s", b"wall_s", "warm_start_s", b"warm_start_s", "warnings", b"warnings", "workload", b"workload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cold_start_s", b"cold_start_s", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graphs", b"graphs", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "speedup", b"speedup", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "warm_start_s", b"warm_start_s", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cache_bytes", b"cache_bytes", "cache_folder", b"cache_folder", "cold_start_s", b"cold_start_s", "compile_events", b"compile_events", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "cudagraph_skips", b"cudagraph_skips", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "form", b"form", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graph_breaks", b"graph_breaks", "graphs", b"graphs", "kind", b"kind", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "pairs", b"pairs", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "reproduction", b"reproduction", "skipped_frames", b"skipped_frames", "speedup", b"speedup", "status", b"status", "stderr_tail", b"stderr_tail", "stdout_tail", b"stdout_tail", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "trial_id", b"trial_id", "user_s", b"user_s", "wall_s", b"wall_s", "warm_start_s", b"warm_start_s", "warnings", b"warnings", "what_ifs", b"what_ifs", "workload", b"workload"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cold_start_s", b"_cold_start_s"]) -> typing.Literal["cold_start_s"] | None: ...
     @typing.overload
@@ -1434,6 +1649,10 @@ class Trial(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_flip_check", b"_flip_check"]) -> typing.Literal["flip_check"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_gradient_drift", b"_gradient_drift"]) -> typing.Literal["gradient_drift"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_gradient_scale", b"_gradient_scale"]) -> typing.Literal["gradient_scale"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_graphs", b"_graphs"]) -> typing.Literal["graphs"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_loss_drift", b"_loss_drift"]) -> typing.Literal["loss_drift"] | None: ...
@@ -1443,6 +1662,8 @@ class Trial(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_peak_bytes", b"_peak_bytes"]) -> typing.Literal["peak_bytes"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_phase_reached", b"_phase_reached"]) -> typing.Literal["phase_reached"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_time_coverage", b"_time_coverage"]) -> typing.Literal["time_coverage"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_warm_start_s", b"_warm_start_s"]) -> typing.Literal["warm_start_s"] | None: ...
 
@@ -1454,14 +1675,69 @@ class Fix(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    class _Kind:
+        ValueType = typing.NewType("ValueType", builtins.int)
+        V: typing_extensions.TypeAlias = ValueType
+
+    class _KindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[Fix._Kind.ValueType], builtins.type):
+        DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: Fix._Kind.ValueType  # 0
+        """Not said."""
+        GRAPH_BREAK: Fix._Kind.ValueType  # 1
+        """A place that ends a graph."""
+        RECOMPILE: Fix._Kind.ValueType  # 2
+        """A reason for compiling again."""
+        COMPILER: Fix._Kind.ValueType  # 3
+        """The compiler did less than asked: nothing compiled, CUDA graphs left out, numbers differ."""
+        JOB: Fix._Kind.ValueType  # 4
+        """The training job itself, whether it is compiled or not."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """What a mend is about."""
+
+    KIND_UNSPECIFIED: Fix.Kind.ValueType  # 0
+    """Not said."""
+    GRAPH_BREAK: Fix.Kind.ValueType  # 1
+    """A place that ends a graph."""
+    RECOMPILE: Fix.Kind.ValueType  # 2
+    """A reason for compiling again."""
+    COMPILER: Fix.Kind.ValueType  # 3
+    """The compiler did less than asked: nothing compiled, CUDA graphs left out, numbers differ."""
+    JOB: Fix.Kind.ValueType  # 4
+    """The training job itself, whether it is compiled or not."""
+
+    @typing.final
+    class OptionsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
     CAUSE_FIELD_NUMBER: builtins.int
     WHAT_FIELD_NUMBER: builtins.int
     FILE_FIELD_NUMBER: builtins.int
     LINE_FIELD_NUMBER: builtins.int
     GAIN_FIELD_NUMBER: builtins.int
     MEASURED_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
+    LINK_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    HITS_PER_STEP_FIELD_NUMBER: builtins.int
+    LOST_S_FIELD_NUMBER: builtins.int
+    MONEY_LOST_FIELD_NUMBER: builtins.int
+    OPTIONS_FIELD_NUMBER: builtins.int
     cause: builtins.str
-    """What it mends."""
+    """What it mends: a cause of a graph break or a recompile, or another short name."""
     what: builtins.str
     """What to do."""
     file: builtins.str
@@ -1469,10 +1745,28 @@ class Fix(google.protobuf.message.Message):
     line: builtins.int
     """Line in `file`, counted from 1; 0 when not known."""
     measured: builtins.bool
-    """Whether the gain was measured."""
+    """Whether the gain was measured in a trial; else it is an estimate."""
+    kind: global___Fix.Kind.ValueType
+    """What it is about."""
+    code: builtins.str
+    """The source line."""
+    link: builtins.str
+    """Page that explains it."""
+    count: builtins.int
+    """How often a compile met it."""
+    hits_per_step: builtins.float
+    """How often a step comes by."""
+    lost_s: builtins.float
+    """Compile time that it took in the trial."""
+    money_lost: builtins.float
+    """What that costs at the plan's price over all its starts."""
     @property
     def gain(self) -> global___Interval:
         """Steps per second after it, relative to now."""
+
+    @property
+    def options(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """Settings of the compiler that remove the cause. Empty: it takes an edit."""
 
     def __init__(
         self,
@@ -1483,9 +1777,25 @@ class Fix(google.protobuf.message.Message):
         line: builtins.int = ...,
         gain: global___Interval | None = ...,
         measured: builtins.bool = ...,
+        kind: global___Fix.Kind.ValueType = ...,
+        code: builtins.str = ...,
+        link: builtins.str = ...,
+        count: builtins.int | None = ...,
+        hits_per_step: builtins.float | None = ...,
+        lost_s: builtins.float | None = ...,
+        money_lost: builtins.float | None = ...,
+        options: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["gain", b"gain"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cause", b"cause", "file", b"file", "gain", b"gain", "line", b"line", "measured", b"measured", "what", b"what"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_count", b"_count", "_hits_per_step", b"_hits_per_step", "_lost_s", b"_lost_s", "_money_lost", b"_money_lost", "count", b"count", "gain", b"gain", "hits_per_step", b"hits_per_step", "lost_s", b"lost_s", "money_lost", b"money_lost"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_count", b"_count", "_hits_per_step", b"_hits_per_step", "_lost_s", b"_lost_s", "_money_lost", b"_money_lost", "cause", b"cause", "code", b"code", "count", b"count", "file", b"file", "gain", b"gain", "hits_per_step", b"hits_per_step", "kind", b"kind", "line", b"line", "link", b"link", "lost_s", b"lost_s", "measured", b"measured", "money_lost", b"money_lost", "options", b"options", "what", b"what"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_count", b"_count"]) -> typing.Literal["count"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_hits_per_step", b"_hits_per_step"]) -> typing.Literal["hits_per_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_lost_s", b"_lost_s"]) -> typing.Literal["lost_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_money_lost", b"_money_lost"]) -> typing.Literal["money_lost"] | None: ...
 
 global___Fix = Fix
 
@@ -1877,3 +2187,90 @@ class ListTrialsResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "trials", b"trials"]) -> None: ...
 
 global___ListTrialsResponse = ListTrialsResponse
+
+@typing.final
+class Diagnosis(google.protobuf.message.Message):
+    """Why a compile gains what it gains."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TARGET_FIELD_NUMBER: builtins.int
+    SUMMARY_FIELD_NUMBER: builtins.int
+    ADVICE_ID_FIELD_NUMBER: builtins.int
+    CREATED_FIELD_NUMBER: builtins.int
+    CONFIG_FIELD_NUMBER: builtins.int
+    SPEEDUP_FIELD_NUMBER: builtins.int
+    GRAPHS_FIELD_NUMBER: builtins.int
+    COVERAGE_FIELD_NUMBER: builtins.int
+    FIXES_FIELD_NUMBER: builtins.int
+    WARNINGS_FIELD_NUMBER: builtins.int
+    TRIALS_FIELD_NUMBER: builtins.int
+    WORKLOAD_FIELD_NUMBER: builtins.int
+    ENVIRONMENT_FIELD_NUMBER: builtins.int
+    target: builtins.str
+    """The workload's entry point, as it was asked."""
+    advice_id: builtins.str
+    """Advice that it was taken from; empty when there is none."""
+    created: builtins.str
+    """When it was measured: ISO 8601, UTC."""
+    graphs: builtins.int
+    """Graphs that were compiled."""
+    coverage: builtins.float
+    """Share of the eager operator calls that ran inside compiled graphs."""
+    @property
+    def summary(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What was found, in sentences."""
+
+    @property
+    def config(self) -> global___Config:
+        """The configuration that is explained. Absent: none could be tried."""
+
+    @property
+    def speedup(self) -> global___Interval:
+        """Eager step time over compiled step time."""
+
+    @property
+    def fixes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Fix]:
+        """What would bring more, the largest gain first."""
+
+    @property
+    def warnings(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What may make the figures less sure, in sentences."""
+
+    @property
+    def trials(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Trial]:
+        """The trials behind it."""
+
+    @property
+    def workload(self) -> global___WorkloadFacts:
+        """What was seen of the training job."""
+
+    @property
+    def environment(self) -> global___Environment:
+        """Where it was measured."""
+
+    def __init__(
+        self,
+        *,
+        target: builtins.str = ...,
+        summary: collections.abc.Iterable[builtins.str] | None = ...,
+        advice_id: builtins.str = ...,
+        created: builtins.str = ...,
+        config: global___Config | None = ...,
+        speedup: global___Interval | None = ...,
+        graphs: builtins.int | None = ...,
+        coverage: builtins.float | None = ...,
+        fixes: collections.abc.Iterable[global___Fix] | None = ...,
+        warnings: collections.abc.Iterable[builtins.str] | None = ...,
+        trials: collections.abc.Iterable[global___Trial] | None = ...,
+        workload: global___WorkloadFacts | None = ...,
+        environment: global___Environment | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_coverage", b"_coverage", "_graphs", b"_graphs", "config", b"config", "coverage", b"coverage", "environment", b"environment", "graphs", b"graphs", "speedup", b"speedup", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_coverage", b"_coverage", "_graphs", b"_graphs", "advice_id", b"advice_id", "config", b"config", "coverage", b"coverage", "created", b"created", "environment", b"environment", "fixes", b"fixes", "graphs", b"graphs", "speedup", b"speedup", "summary", b"summary", "target", b"target", "trials", b"trials", "warnings", b"warnings", "workload", b"workload"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_coverage", b"_coverage"]) -> typing.Literal["coverage"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_graphs", b"_graphs"]) -> typing.Literal["graphs"] | None: ...
+
+global___Diagnosis = Diagnosis

@@ -16,7 +16,7 @@ from advisor.profiler.records import (
     RecompileCause,
     Trial,
 )
-from advisor.units import count, duration
+from advisor.profiler.units import count, duration
 
 _BREAKS = {
     GraphBreakCause.SCALAR_READ: "a tensor's value is read into Python: keep it a tensor, read it "
