@@ -48,6 +48,10 @@ _NARROW = 0.03
 _LEAST_WARM_TRIALS = 2
 _MOST_WARM_TRIALS = 5
 _MOST_SHARE_OF_PLAN = 0.05
+# Settings of the compiler that a campaign tries beside the configurations themselves, in all and
+# after one trial.
+_MOST_WHAT_IFS = 4
+_MOST_WHAT_IFS_OF_TRIAL = 2
 # ABBA: a quad is four blocks of at least one step.
 BLOCKS_OF_QUAD = 4
 
@@ -93,6 +97,19 @@ class Step:
 class _Skip:
     kind: str
     message: str
+
+
+def what_if_configs(trial: Trial) -> tuple[Config, ...]:
+    """Returns the configurations that a trial suggests: itself, with settings that remove a cause.
+
+    The one that leaves the fewest graph breaks and recompiles comes first.
+    """
+    if trial.kind is not TrialKind.COMPILE or trial.config is None or trial.config.options:
+        return ()
+    usable = [found for found in trial.what_ifs if found.removes and not found.failure]
+    order = sorted(usable, key=lambda found: (found.sites + found.recompiles, len(found.options)))
+    chosen = order[:_MOST_WHAT_IFS_OF_TRIAL]
+    return tuple(replace(trial.config, options=found.options) for found in chosen)
 
 
 def candidates(
@@ -223,7 +240,9 @@ class Campaign:
             outlook = self._outlook(config, common)
             expected_s = self._usual_s(common) + outlook.best.usual_compile_s
             skip = (
-                self._impossible(config) or outlook.not_worth_it() or self._unaffordable(expected_s)
+                self._impossible(config)
+                or (None if self._anyway else outlook.not_worth_it())
+                or self._unaffordable(expected_s)
             )
             if skip is not None:
                 self._skip(config, skip)
@@ -231,7 +250,7 @@ class Campaign:
             return Step(
                 kind=TrialKind.COMPILE,
                 config=config,
-                cut_off_s=outlook.cut_off_s,
+                cut_off_s=None if self._anyway else outlook.cut_off_s,
                 plan_steps=outlook.steps,
                 why=wording.could_bring(
                     config, outlook.best, outlook.best_s, outlook.now_s, outlook.now
@@ -239,12 +258,24 @@ class Campaign:
                 expected_s=expected_s,
                 budget_left_s=self._left_s(),
             )
-        return self._warm_start(common)
+        return None if self._anyway else self._warm_start(common)
 
     def _candidates(self) -> tuple[Config, ...]:
         facts = self.eager.workload if self.eager else None
         shapes = len(facts.shapes) if facts else 1
-        return candidates(self._request, self._device(), shapes, self._further_scope())
+        wanted = candidates(self._request, self._device(), shapes, self._further_scope())
+        first = [config for config in wanted if config in _FIRST]
+        return tuple(dict.fromkeys((*first, *self._what_ifs(), *wanted)))
+
+    def _what_ifs(self) -> Iterator[Config]:
+        """Yields what was tried, with settings under which tracing it met fewer obstacles."""
+        found = [config for t in self._trials for config in what_if_configs(t)]
+        yield from found[:_MOST_WHAT_IFS]
+
+    @property
+    def _anyway(self) -> bool:
+        """Whether trials are run to learn from them, whatever the plan is."""
+        return self._request.limits.measure_anyway
 
     def _device(self) -> str:
         environment = self.eager.environment if self.eager else None

@@ -175,26 +175,30 @@ def print_plain(
 
 
 def trials_table(stored: Iterable[StoredTrial]) -> RenderableType:
-    """Returns stored trials as a table, one line each, in the order given."""
+    """Returns stored trials as a table, one line each, in the order given.
+
+    Short enough for 80 columns: the file without its folder, the speedup without its interval.
+    """
     table = _grid()
     table.add_column("When", no_wrap=True)
-    for title in ("Job", "Measured", "Status"):
-        table.add_column(title, overflow="fold", min_width=9)
+    for title in ("Job", "Measured"):
+        table.add_column(title, overflow="fold")
+    table.add_column("Status", no_wrap=True)
     for title in ("Step", "Speedup", "Cold", "Wall"):
-        table.add_column(title, overflow="fold", justify="right")
+        table.add_column(title, no_wrap=True, justify="right")
     for one in stored:
         trial = one.trial
         name = config_name(trial.config)
         if trial.kind is TrialKind.WARM:
-            name += ", warm start"
+            name += ", warm"
         text, colour = _STATUS[trial.status]
         table.add_row(
-            Text(printable(one.created[:16].replace("T", " "))),
-            Text(printable(one.target)),
+            Text(printable(one.created[5:16].replace("T", " "))),
+            Text(printable(one.target.rpartition("/")[2])),
             Text(printable(name)),
             Text(text, style=colour),
             _median(trial.step_s or trial.eager_step_s),
-            ratio(trial.speedup) if trial.speedup else "",
+            f"{trial.speedup.median:.2f}x" if trial.speedup else "",
             _seconds(trial.cold_start_s),
             _seconds(trial.wall_s or None),
         )
@@ -300,14 +304,14 @@ def _fixes(advice: Advice) -> list[str]:
     """Returns the first mends; a model can break a graph in hundreds of places."""
     shown = [_fix(fix) for fix in advice.fixes[:_MOST_FIXES]]
     more = len(advice.fixes) - len(shown)
-    return [*shown, f"and {more} more: advise show {advice.advice_id} --json"] if more else shown
+    return [*shown, f"and {more} more: advise explain {advice.advice_id}"] if more else shown
 
 
 def _fix(fix: Fix) -> str:
     place = f"{fix.file}:{fix.line}: " if fix.file else ""
     if fix.gain is None:
         return place + fix.what
-    kind = "measured" if fix.measured else "expected"
+    kind = "measured" if fix.measured else "estimated"
     return f"{place}{fix.what} ({kind}: {ratio(fix.gain)})"
 
 

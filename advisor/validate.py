@@ -135,6 +135,7 @@ RULES: dict[str, Rule] = {
     "Measuring.max_warm_up_s": Number(above=True, most=_DAY_S),
     "Measuring.quiet_steps": Number(least=1, most=10_000),
     "Measuring.numerics_steps": Number(most=10_000),
+    "Measuring.max_diagnose_s": Number(most=_DAY_S),
     "Config.scope": Text(known=tuple(Scope)),
     "Config.mode": Text(known=tuple(Mode)),
     "Config.dynamic": Text(known=tuple(Dynamic)),

@@ -32,9 +32,14 @@ class Reported(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """The trial ended well enough to say so itself."""
+    """The trial ended well enough to say so itself.
+
+    One that is not `final` holds all measurements; what is still looked for is only their causes,
+    and it stands if that does not end well.
+    """
 
     trial: Trial
+    final: bool = True
 
 
 class Unusable(msgspec.Struct, frozen=True, tag=True, kw_only=True):

@@ -19,6 +19,9 @@ from advisor.profiler.records import Interval, Pair, Trial
 
 Array = npt.NDArray[np.float64]
 
+# Compiled time over eager time of what runs inside graphs.
+Rate = Interval
+
 # 5 %, 50 % and 95 % quantiles of the speedup of training with mode default: PyTorch's A100
 # dashboard, 1,068 rows of inductor without CUDA graphs (published_speedups.csv; models/best_case
 # names the same table as source A).
@@ -43,7 +46,7 @@ def measured_gain(before: Sequence[Pair], after: Sequence[Pair]) -> Interval | N
     return statistics.interval(second / first)
 
 
-def own_rate(trial: Trial) -> Interval | None:
+def own_rate(trial: Trial) -> Rate | None:
     """Returns what share of its eager time the compiled part of a trial's operators took.
 
     None where too little ran compiled to tell.
@@ -60,13 +63,13 @@ def own_rate(trial: Trial) -> Interval | None:
     return Interval(median=rate(speedup.median), low=rate(speedup.high), high=rate(speedup.low))
 
 
-def usual_rate() -> Interval:
+def usual_rate() -> Rate:
     """Returns the published rate: what compiled training took of its eager time elsewhere."""
     usual = USUAL_SPEEDUP
     return Interval(median=1 / usual.median, low=1 / usual.high, high=1 / usual.low)
 
 
-def estimated_gain(trial: Trial, lost_share: float, rate: Interval) -> Interval | None:
+def estimated_gain(trial: Trial, lost_share: float, rate: Rate) -> Interval | None:
     """Returns what bringing `lost_share` of the eager operator time into graphs would gain.
 
     In steps per second relative to the trial's compiled step; never below 1, as nobody has to

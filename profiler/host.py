@@ -244,8 +244,9 @@ class Host:
                 running.phase, running.phase_begun = message.phase, time.monotonic()
             elif isinstance(message, Reported):
                 self._send(message)
-            elif isinstance(message, Result) and running.result is None:
-                running.result = message
+            elif isinstance(message, Result):
+                if running.result is None or not running.result.final:
+                    running.result = message
             elif isinstance(message, Unusable):
                 running.unusable = message
 

@@ -101,7 +101,7 @@ class TrialHost:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await _to_the_end(self._stop())
+        await to_the_end(self._stop())
         self._log.close()
 
     async def run(
@@ -120,7 +120,7 @@ class TrialHost:
         try:
             ended = await self._until_ended(spec, on_progress)
         except asyncio.CancelledError:
-            await _to_the_end(self._end(spec))
+            await to_the_end(self._end(spec))
             raise
         if ended.unusable is not None:
             raise unusable_error(ended.unusable)
@@ -183,10 +183,11 @@ class TrialHost:
         return tail.decode("utf-8", "replace").strip()
 
 
-async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
     """Awaits `work` however often the waiting task is cancelled meanwhile, then lets it be so.
 
-    Ending processes must not be interrupted: what it leaves would outlive everyone.
+    Ending processes must not be interrupted: what it leaves would outlive everyone. Nor must a
+    transaction: the store may be closed next.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None

@@ -52,14 +52,19 @@ def unusable_error(unusable: Unusable) -> AdvisorError:
 def trial_of(spec: TrialSpec, ended: Ended) -> Trial:
     """Returns the trial's result, with a status and a reason whatever happened to its process."""
     exit_ = ended.exit
-    if ended.trial is not None and exit_.ended is None:
+    status, failure = _failure(spec, exit_)
+    trial = ended.trial
+    unfinished = trial is not None and trial.phase_reached is Phase.DIAGNOSE
+    cancelled = exit_.ended is not None and exit_.ended.kind == "cancelled"
+    if trial is not None and (exit_.ended is None or (unfinished and not cancelled)):
+        lost = (f"not all causes were looked for: {failure.message}",) if unfinished else ()
         return replace(
-            ended.trial,
+            trial,
+            warnings=trial.warnings + lost,
             wall_s=exit_.wall_s,
             stdout_tail=exit_.stdout_tail,
             stderr_tail=exit_.stderr_tail,
         )
-    status, failure = _failure(spec, exit_)
     return Trial(
         trial_id=spec.trial_id,
         kind=spec.kind,

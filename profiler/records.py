@@ -206,6 +206,8 @@ class Measuring:
     quiet_steps: int = 4
     # Steps whose losses are compared between compiled and eager.
     numerics_steps: int = 5
+    # Time for tracing anew under other settings, once breaks or recompiles were met.
+    max_diagnose_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +225,8 @@ class TrialSpec:
     memory_limit_bytes: int | None = None
     # Steps of the plan: lets the trial stop measuring once a win is out of reach.
     plan_steps: float | None = None
+    # Seconds that the campaign leaves for this trial; what can be left out is, towards their end.
+    budget_s: float | None = None
     # Compile time beyond which this configuration can only lose: the trial is then cut off.
     cut_off_s: float | None = None
 

@@ -116,7 +116,8 @@ def config_name(config: Config | None) -> str:
         parts.append("fullgraph")
     if config.backend != "inductor":
         parts.append(config.backend)
-    parts.extend(f"{name}={value}" for name, value in config.options)
+    # The setting alone tells: no two modules of torch have one of the same name.
+    parts.extend(f"{name.rpartition('.')[2]}={value}" for name, value in config.options)
     return " ".join(parts)
 
 

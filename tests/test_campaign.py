@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.campaign import Campaign, Step
+from advisor.campaign import Campaign, Step, what_if_configs
 from advisor.models.best_case import Seen, best_case
 from advisor.models.plan import Plan
 from advisor.profiler.records import (
@@ -29,6 +29,7 @@ from advisor.profiler.records import (
     Trial,
     TrialKind,
     TrialStatus,
+    WhatIf,
     WorkloadFacts,
     WorkloadSpec,
 )
@@ -57,6 +58,7 @@ class Truth:
     graphs: int = 4
     limit_hit: bool = False
     coverage: float = 0.95
+    what_ifs: tuple[WhatIf, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class Job:
             warm_start_s=truth.warm_start_s if warm else None,
             graphs=truth.graphs,
             coverage=truth.coverage,
+            what_ifs=truth.what_ifs,
             recompile_limit_hit=truth.limit_hit,
             cache_folder=f"/tmp/{name}",
             cache_bytes=1000,
@@ -481,3 +484,52 @@ def test_more_knowledge_only_narrows_the_best_case(
     assert after.speedup <= before.speedup
     assert after.compile_s >= before.compile_s
     assert after.usual_compile_s >= after.compile_s
+
+
+SCALAR = (("torch._dynamo.config.capture_scalar_outputs", "True"),)
+SHAPES = (("torch._dynamo.config.capture_dynamic_output_shape_ops", "True"),)
+USELESS = (("torch._dynamo.config.allow_rnn", "True"),)
+
+
+def test_settings_that_remove_a_cause_are_tried_right_after_the_scopes() -> None:
+    what_ifs = (
+        WhatIf(options=SHAPES, removes=("DYNAMIC_OUTPUT_SHAPE",), sites=1),
+        WhatIf(options=SCALAR, removes=("SCALAR_READ",), sites=0),
+        WhatIf(options=USELESS, removes=(), sites=2),
+    )
+    truths = {REGIONAL: Truth(1.1), WHOLE: Truth(1.05, what_ifs=what_ifs)}
+    job = Job(truths, default=Truth(1.4))
+    campaign, steps = run(request(Plan(steps=200_000)), job)
+    scalar = replace(WHOLE, options=SCALAR)
+    assert compiled(steps)[:4] == [REGIONAL, WHOLE, scalar, replace(WHOLE, options=SHAPES)]
+    assert not any(t.config and t.config.options == USELESS for t in campaign.trials)
+
+
+def test_a_setting_that_failed_to_trace_is_not_tried() -> None:
+    broken = WhatIf(options=SCALAR, removes=("SCALAR_READ",), failure="it raised")
+    trial = Trial(
+        trial_id="t",
+        kind=TrialKind.COMPILE,
+        status=TrialStatus.OK,
+        config=WHOLE,
+        what_ifs=(broken,),
+    )
+    assert what_if_configs(trial) == ()
+
+
+def test_settings_of_settings_are_not_tried() -> None:
+    what_if = WhatIf(options=SCALAR, removes=("SCALAR_READ",))
+    job = Job({}, default=Truth(1.4, what_ifs=(what_if,)))
+    _, steps = run(request(Plan(steps=200_000), configs=(WHOLE,)), job)
+    assert compiled(steps) == [WHOLE, replace(WHOLE, options=SCALAR)]
+
+
+def test_to_learn_why_trials_run_that_cannot_pay() -> None:
+    job = Job({WHOLE: Truth(0.9)})
+    _, steps = run(request(Plan(steps=10), configs=(WHOLE,)), job)
+    assert compiled(steps) == []
+    _, steps = run(request(Plan(steps=10), configs=(WHOLE,), measure_anyway=True), job)
+    assert [(s.kind, s.cut_off_s) for s in steps] == [
+        (TrialKind.EAGER, None),
+        (TrialKind.COMPILE, None),
+    ]

@@ -216,7 +216,7 @@ def test_only_the_first_of_many_mends_are_shown() -> None:
     text = _text(dataclasses.replace(ENABLE, fixes=fixes))
     assert "mend 3" in text
     assert "mend 4" not in text
-    assert "and 56 more: advise show a1b2c3 --json" in text
+    assert "and 56 more: advise explain a1b2c3" in text
 
 
 def test_code_to_paste_is_copied_whole_however_narrow_the_terminal() -> None:
@@ -329,6 +329,25 @@ def test_every_status_has_a_name_in_the_tables() -> None:
     lines = file.getvalue().splitlines()
     assert len(lines) == 1 + len(TrialStatus)
     assert len({line.split("model default")[1].strip() for line in lines[1:]}) == len(TrialStatus)
+
+
+def test_trials_are_listed_within_80_columns() -> None:
+    trial = dataclasses.replace(
+        TRIALS[1],
+        config=Config(scope=Scope.REGIONAL, mode=Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS),
+        status=TrialStatus.OK,
+        wall_s=83.0,
+    )
+    target = "/home/someone/projects/tagger/train_ner_bert.py:build"
+    stored = [
+        StoredTrial(advice_id="a", created="2026-01-02T03:04:05+00:00", target=target, trial=trial)
+    ] * 3
+    file = io.StringIO()
+    print_plain(trials_table(stored), file=file, width=80)
+    lines = file.getvalue().splitlines()
+    assert len(lines) <= 1 + 3 * 3
+    assert max(map(len, lines)) <= 80
+    assert sum("01-02 03:04" in line and "83 s" in line for line in lines) == 3
 
 
 def test_presets_table_names_every_preset() -> None:

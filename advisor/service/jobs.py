@@ -12,17 +12,17 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from advisor.campaign import Campaign, Step
 from advisor.decision import decide
 from advisor.events import Accepted, Event, TrialStarted, Waiting
 from advisor.profiler.errors import AdvisorError, HostError
-from advisor.profiler.launch import TrialHost
+from advisor.profiler.launch import TrialHost, to_the_end
 from advisor.profiler.records import (
     Advice,
     Failure,
@@ -149,13 +149,13 @@ class Jobs:
             advice = _decided(request, campaign, time.monotonic() - began, advice_id)
             if advice.hand_over is not None:
                 folder.keep(advice.hand_over.path)
-            await _whole(asyncio.to_thread(self._store.add_advice, advice))
+            await to_the_end(asyncio.to_thread(self._store.add_advice, advice))
         return advice
 
     async def _keep(self, trial: Trial, request: AdviceRequest, advice_id: str, emit: Emit) -> None:
         """Stores a trial and tells of it, in this order."""
         target = request.workload.target
-        await _whole(
+        await to_the_end(
             asyncio.to_thread(self._store.add_trial, trial, advice_id=advice_id, target=target)
         )
         emit(trial)
@@ -185,6 +185,7 @@ def _spec(step: Step, request: AdviceRequest, folder: CampaignFolder, trial_id: 
         measuring=request.measuring,
         memory_limit_bytes=request.limits.memory_limit_bytes,
         plan_steps=step.plan_steps,
+        budget_s=step.budget_left_s,
         cut_off_s=step.cut_off_s,
     )
 
@@ -256,13 +257,3 @@ def _decided(
     except AdvisorError as error:
         # Without even an eager step time there is nothing to advise on.
         raise HostError(error.what, error.why, error.mend) from error
-
-
-async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits a transaction to its end even when cancelled, so that the store outlives it."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

@@ -240,6 +240,7 @@ class Measuring(google.protobuf.message.Message):
     QUIET_STEPS_FIELD_NUMBER: builtins.int
     NUMERICS_STEPS_FIELD_NUMBER: builtins.int
     MAX_WARM_STEADY_S_FIELD_NUMBER: builtins.int
+    MAX_DIAGNOSE_S_FIELD_NUMBER: builtins.int
     half_width: builtins.float
     """Stop once the half-width of the ratio's 90 % interval falls to this share of the ratio."""
     min_quads: builtins.int
@@ -254,6 +255,8 @@ class Measuring(google.protobuf.message.Message):
     """Steps whose losses are compared between compiled and eager."""
     max_warm_steady_s: builtins.float
     """The same as max_steady_s, for a warm start: only what another process sees is asked."""
+    max_diagnose_s: builtins.float
+    """Time for tracing anew under other settings, once breaks or recompiles were met."""
     def __init__(
         self,
         *,
@@ -264,11 +267,14 @@ class Measuring(google.protobuf.message.Message):
         quiet_steps: builtins.int | None = ...,
         numerics_steps: builtins.int | None = ...,
         max_warm_steady_s: builtins.float | None = ...,
+        max_diagnose_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_half_width", b"_half_width", "_max_steady_s", b"_max_steady_s", "_max_warm_steady_s", b"_max_warm_steady_s", "_max_warm_up_s", b"_max_warm_up_s", "_min_quads", b"_min_quads", "_numerics_steps", b"_numerics_steps", "_quiet_steps", b"_quiet_steps", "half_width", b"half_width", "max_steady_s", b"max_steady_s", "max_warm_steady_s", b"max_warm_steady_s", "max_warm_up_s", b"max_warm_up_s", "min_quads", b"min_quads", "numerics_steps", b"numerics_steps", "quiet_steps", b"quiet_steps"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_half_width", b"_half_width", "_max_steady_s", b"_max_steady_s", "_max_warm_steady_s", b"_max_warm_steady_s", "_max_warm_up_s", b"_max_warm_up_s", "_min_quads", b"_min_quads", "_numerics_steps", b"_numerics_steps", "_quiet_steps", b"_quiet_steps", "half_width", b"half_width", "max_steady_s", b"max_steady_s", "max_warm_steady_s", b"max_warm_steady_s", "max_warm_up_s", b"max_warm_up_s", "min_quads", b"min_quads", "numerics_steps", b"numerics_steps", "quiet_steps", b"quiet_steps"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_half_width", b"_half_width", "_max_diagnose_s", b"_max_diagnose_s", "_max_steady_s", b"_max_steady_s", "_max_warm_steady_s", b"_max_warm_steady_s", "_max_warm_up_s", b"_max_warm_up_s", "_min_quads", b"_min_quads", "_numerics_steps", b"_numerics_steps", "_quiet_steps", b"_quiet_steps", "half_width", b"half_width", "max_diagnose_s", b"max_diagnose_s", "max_steady_s", b"max_steady_s", "max_warm_steady_s", b"max_warm_steady_s", "max_warm_up_s", b"max_warm_up_s", "min_quads", b"min_quads", "numerics_steps", b"numerics_steps", "quiet_steps", b"quiet_steps"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_half_width", b"_half_width", "_max_diagnose_s", b"_max_diagnose_s", "_max_steady_s", b"_max_steady_s", "_max_warm_steady_s", b"_max_warm_steady_s", "_max_warm_up_s", b"_max_warm_up_s", "_min_quads", b"_min_quads", "_numerics_steps", b"_numerics_steps", "_quiet_steps", b"_quiet_steps", "half_width", b"half_width", "max_diagnose_s", b"max_diagnose_s", "max_steady_s", b"max_steady_s", "max_warm_steady_s", b"max_warm_steady_s", "max_warm_up_s", b"max_warm_up_s", "min_quads", b"min_quads", "numerics_steps", b"numerics_steps", "quiet_steps", b"quiet_steps"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_half_width", b"_half_width"]) -> typing.Literal["half_width"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_max_diagnose_s", b"_max_diagnose_s"]) -> typing.Literal["max_diagnose_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_max_steady_s", b"_max_steady_s"]) -> typing.Literal["max_steady_s"] | None: ...
     @typing.overload
