@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 from collections import Counter
@@ -27,12 +28,12 @@ from advisor.profiler.records import (
     GraphBreakCause,
     Interval,
     RecompileCause,
-    Trial,
     TrialKind,
     TrialStatus,
     WorkloadSpec,
 )
 from advisor.profiler.units import config_name
+from advisor.request import AdviceRequest
 
 # Raised by one with each change that an older reader would misunderstand.
 SCHEMA_VERSION = 1
@@ -42,7 +43,7 @@ _MOST_BYTES = 16 << 20
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]+\b")
 # Not a digit of a name (`layer1`, but the symbol s17 is counted up) and not an index in brackets,
 # which says which argument or which dimension it is.
-_NUMBER = re.compile(r"(?<![\w\[.])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w\]])")
+_NUMBER = re.compile(r"(?<![\w\[.'])-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?![\w\]])")
 _SYMBOL = re.compile(r"\b([su])\d+\b")
 _LIBRARIES = ("site-packages", "dist-packages")
 
@@ -171,7 +172,9 @@ def compiled(evidence: Evidence, folder: Path) -> Compiled:
             BreakSites(cause=cause, file=file, code=code, sites=sites[cause, file, code])
             for cause, file, code in sorted(sites, key=lambda key: (key[1], key[0], key[2]))
         ),
-        recompiles=tuple(RecompileSeen(cause=cause, guard=guard) for cause, guard in sorted(guards)),
+        recompiles=tuple(
+            RecompileSeen(cause=cause, guard=guard) for cause, guard in sorted(guards)
+        ),
     )
 
 
@@ -189,14 +192,30 @@ def break_lines(
 
 
 def _figure(evidence: Evidence) -> Figure | None:
+    """Returns the speedup with the interval in which another run of the same code would lie."""
     figure: Interval | None = evidence.trial.speedup
     if evidence.pairs:
         figure = statistics.speedup(evidence.pairs)
+        if len({pair.process for pair in evidence.pairs}) == 1:
+            figure = _of_any_process(figure)
     if figure is None:
         return None
     return Figure(
         median=round(figure.median, 3), low=round(figure.low, 3), high=round(figure.high, 3)
     )
+
+
+def _of_any_process(figure: Interval) -> Interval:
+    """Returns the interval that one process measured, widened by what processes differ by.
+
+    Without it two runs of the same code would differ "beyond the noise" in one case out of six.
+    """
+    between = statistics.Z_95 * statistics.USUAL_BETWEEN
+    down, up = (
+        math.exp(math.hypot(math.log(one / other), between))
+        for one, other in ((figure.median, figure.low), (figure.high, figure.median))
+    )
+    return Interval(median=figure.median, low=figure.median / down, high=figure.median * up)
 
 
 def normal_guard(guard: str) -> str:
@@ -294,6 +313,8 @@ def read(path: Path) -> Baseline:
             config_of(one)
     except msgspec.DecodeError as error:
         raise PlanError(f"the baseline {path} is broken", str(error), mend) from error
+    if not found.configurations:
+        raise PlanError(f"the baseline {path} is broken", "it holds no configuration", mend)
     return found
 
 
@@ -327,19 +348,47 @@ def write(path: Path, baseline: Baseline) -> None:
         ) from error
 
 
-def check_same_workload(baseline: Baseline, path: Path, workload: WorkloadSpec) -> None:
-    """Raises `PlanError` when a baseline is one of another workload, or of other options."""
-    asked = replace(
-        baseline,
-        target=target_name(workload, path.resolve().parent),
-        options=preset_options(workload),
-    )
-    if (asked.target, asked.options) != (baseline.target, baseline.options):
+def agreed(path: Path, workload: WorkloadSpec, *, update: bool) -> Baseline | None:
+    """Returns the baseline of a workload, None when one is only to be written.
+
+    Raises `PlanError`, before anything is measured, when it is missing, not one, one of another
+    workload, or could not be written.
+    """
+    if update:
+        check_writable(path)
+        if not path.exists():
+            return None
+    found = read(path)
+    folder = path.resolve().parent
+    asked = replace(found, target=target_name(workload, folder), options=preset_options(workload))
+    if (asked.target, asked.options) != (found.target, found.options):
         raise PlanError(
-            f"the baseline {path} is one of {_described(baseline)}",
+            f"the baseline {path} is one of {_described(found)}",
             f"not of {_described(asked)}",
             "name another file, or delete it and run with --update",
         )
+    return found
+
+
+def comparable(
+    request: AdviceRequest, before: Baseline, path: Path, *, restricted: bool, update: bool
+) -> AdviceRequest:
+    """Returns the request for what a baseline holds, or as it is when it was `restricted`.
+
+    Raises `PlanError` for a configuration that the baseline does not hold, unless it is to be
+    updated.
+    """
+    known = tuple(config_of(one) for one in before.configurations)
+    if not restricted:
+        return replace(request, limits=replace(request.limits, configs=known))
+    missing = [config for config in request.limits.configs if config not in known]
+    if missing and not update:
+        raise PlanError(
+            f"the baseline {path} does not hold {config_name(missing[0])}",
+            f"it holds {', '.join(map(config_name, known))}",
+            "leave --mode, --scope and --dynamic out, or run with --update",
+        )
+    return request
 
 
 def _described(baseline: Baseline) -> str:

@@ -17,6 +17,7 @@ from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, BestCase, See
 from advisor.models.economics import Bill, affordable_compile_s, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
 from advisor.models.plan import Plan
+from advisor.profiler.diagnosis import what_if_configs
 from advisor.profiler.records import (
     Config,
     Dynamic,
@@ -48,10 +49,8 @@ _NARROW = 0.03
 _LEAST_WARM_TRIALS = 2
 _MOST_WARM_TRIALS = 5
 _MOST_SHARE_OF_PLAN = 0.05
-# Settings of the compiler that a campaign tries beside the configurations themselves, in all and
-# after one trial.
+# Settings of the compiler that a campaign tries beside the configurations themselves.
 _MOST_WHAT_IFS = 4
-_MOST_WHAT_IFS_OF_TRIAL = 2
 # ABBA: a quad is four blocks of at least one step.
 BLOCKS_OF_QUAD = 4
 
@@ -97,19 +96,6 @@ class Step:
 class _Skip:
     kind: str
     message: str
-
-
-def what_if_configs(trial: Trial) -> tuple[Config, ...]:
-    """Returns the configurations that a trial suggests: itself, with settings that remove a cause.
-
-    The one that leaves the fewest graph breaks and recompiles comes first.
-    """
-    if trial.kind is not TrialKind.COMPILE or trial.config is None or trial.config.options:
-        return ()
-    usable = [found for found in trial.what_ifs if found.removes and not found.failure]
-    order = sorted(usable, key=lambda found: (found.sites + found.recompiles, len(found.options)))
-    chosen = order[:_MOST_WHAT_IFS_OF_TRIAL]
-    return tuple(replace(trial.config, options=found.options) for found in chosen)
 
 
 def candidates(
@@ -252,13 +238,16 @@ class Campaign:
                 config=config,
                 cut_off_s=None if self._anyway else outlook.cut_off_s,
                 plan_steps=outlook.steps,
-                why=wording.could_bring(
-                    config, outlook.best, outlook.best_s, outlook.now_s, outlook.now
-                ),
+                why=self._why(config, outlook),
                 expected_s=expected_s,
                 budget_left_s=self._left_s(),
             )
         return None if self._anyway else self._warm_start(common)
+
+    def _why(self, config: Config, outlook: _Outlook) -> str:
+        if self._anyway:
+            return wording.to_learn_why(config)
+        return wording.could_bring(config, outlook.best, outlook.best_s, outlook.now_s, outlook.now)
 
     def _candidates(self) -> tuple[Config, ...]:
         facts = self.eager.workload if self.eager else None

@@ -5,6 +5,8 @@ One row for each cause; one that has no row here is named by its own words.
 
 from __future__ import annotations
 
+from advisor.paste import setting_lines
+from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Fix, FixKind, GraphBreakCause, RecompileCause
 
 _NAMES: dict[tuple[FixKind, str], str] = {
@@ -45,6 +47,17 @@ _NAMES: dict[tuple[FixKind, str], str] = {
     (FixKind.COMPILER, "NOTHING_COMPILED"): "Nothing was compiled, and nothing was said",
     (FixKind.COMPILER, "CUDA_GRAPHS_SKIPPED"): "CUDA graphs were left out",
     (FixKind.COMPILER, "NUMBERS_DIFFER"): "Compiled and eager numbers differ",
+    (FixKind.COMPILER, "FAILED_TO_COMPILE"): "It cannot be compiled",
+    (FixKind.COMPILER, "OUT_OF_MEMORY"): "It runs out of memory",
+    (FixKind.JOB, "DATA_WAIT"): "The training waits for its data",
+    (FixKind.JOB, "DEVICE_IDLE"): "The device waits for the next operator",
+    (FixKind.JOB, "SMALL_BATCH"): "The batch is small",
+    (FixKind.JOB, "OPTIMIZER_LOOP"): "The optimizer steps parameter by parameter",
+    (FixKind.JOB, "PADDING"): "Padding is computed",
+    (FixKind.JOB, "LAST_BATCH"): "The last batch of an epoch is smaller",
+    (FixKind.JOB, "VALIDATION_GRAPH"): "Validation compiles a second graph",
+    (FixKind.JOB, "TF32_OFF"): "TF32 is off",
+    (FixKind.JOB, "FLOAT32"): "Matrix products are computed in float32",
 }
 
 # PyTorch's own pages. A graph break has a page of its own besides (`Fix.link`).
@@ -77,3 +90,11 @@ def plain_mend(fix: Fix) -> str:
     if fix.link:
         text = text.removesuffix(f"; {fix.link}")
     return text.strip()
+
+
+def settings_instead(fix: Fix) -> tuple[str, ...]:
+    """Returns the lines that remove the cause by settings of the compiler; none where none do."""
+    try:
+        return setting_lines(fix.options)
+    except PlanError:  # a name that only the advisor that stored it knew
+        return tuple(f"{name} = {value}" for name, value in fix.options)

@@ -1,7 +1,6 @@
 """The command `advise`: options in, a report out, and exit codes that a script can act on.
 
-0: an advice was given, either way; 2: the request was wrong; 3: no trial could run;
-130: interrupted. Heavy modules are imported inside the commands: `advise --help` is for reading.
+Heavy modules are imported inside the commands: `advise --help` is for reading.
 """
 
 from __future__ import annotations
@@ -16,15 +15,23 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from advisor import options
+from advisor.exits import (
+    GIVEN,
+    INTERRUPTED,
+    WORSE,
+    say,
+    say_inside,
+    say_interrupted,
+    say_wrong_options,
+)
+
 if TYPE_CHECKING:
     from advisor.client import Client
-    from advisor.profiler.errors import AdvisorError
     from advisor.profiler.records import Advice
     from advisor.progress import ProgressView
     from advisor.question import Typed
     from advisor.request import AdviceRequest
-
-GIVEN, WRONG_REQUEST, NO_TRIAL, INTERRUPTED = 0, 2, 3, 130
 
 # What typer raises for options that cannot be read, whether it brings its own click or not.
 _ParseError: type[Exception] = typer.BadParameter.__mro__[2]
@@ -32,8 +39,8 @@ _ParseError: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     name="advise",
     help="Says whether torch.compile pays for your training job, by measuring it.",
-    epilog="Exit codes: 0 an advice was given, 2 the request was wrong, 3 no trial could run, "
-    "130 interrupted.",
+    epilog="Exit codes: 0 an advice was given, 1 check found something worse, 2 the request was "
+    "wrong, 3 no trial could run, 130 interrupted.",
     # Rich help costs more than all else that --help does.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -42,63 +49,34 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Server = Annotated[
-    str | None,
-    typer.Option(metavar="HOST:PORT", help="Ask a running advisor. Without it: a private one."),
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the answer as JSON, and nothing else on stdout.")
-]
-PlotFile = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FILE", help="Draw total time over steps: .png, .svg or .html."),
-]
-
 
 @app.command()
 def run(  # noqa: PLR0913 - one parameter for each option
-    workload: Annotated[
-        str,
-        typer.Argument(help="file.py:function, package.module:function, hf:NAME or hf:DIR."),
-    ],
+    workload: options.Workload,
     steps: Annotated[float | None, typer.Option(help="Optimizer steps planned.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs planned.")] = None,
     steps_per_epoch: Annotated[float | None, typer.Option(help="Steps of one epoch.")] = None,
     hours: Annotated[float | None, typer.Option(help="Hours of eager training planned.")] = None,
-    restarts: Annotated[int, typer.Option(help="How often the job is started again.")] = 0,
+    restarts: options.Restarts = 0,
     eval_every: Annotated[float | None, typer.Option(help="Steps between evaluations.")] = None,
     eval_steps: Annotated[float | None, typer.Option(help="Batches of one evaluation.")] = None,
-    price_per_hour: Annotated[float | None, typer.Option(help="Price of a machine hour.")] = None,
+    price_per_hour: options.PricePerHour = None,
     confidence: Annotated[float, typer.Option(help="Least P(saves) for advising it.")] = 0.9,
-    budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Longest to measure: 300, 5m, 1h.")
-    ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Most that a trial may hold: 4G.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    mode: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Only this mode (repeatable): default, reduce-overhead, "
-            "max-autotune-no-cudagraphs, max-autotune."
-        ),
-    ] = None,
-    scope: Annotated[
-        list[str] | None, typer.Option(help="Only this scope (repeatable): model, regional.")
-    ] = None,
-    dynamic: Annotated[
-        list[str] | None, typer.Option(help="Only this (repeatable): auto, true, false.")
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="Preset: its task.")] = None,
-    batch_size: Annotated[int | None, typer.Option(help="Preset: samples of a batch.")] = None,
-    length: Annotated[int | None, typer.Option(help="Preset: length of a sample.")] = None,
-    precision: Annotated[str | None, typer.Option(help="Preset: its precision.")] = None,
-    scale: Annotated[str | None, typer.Option(help="Preset: its size, such as tiny.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of all random generators.")] = 0,
-    server: Server = None,
-    as_json: Json = False,
-    plot: PlotFile = None,
+    budget: options.Budget = None,
+    memory_limit: options.MemoryLimit = None,
+    device: options.Device = "auto",
+    mode: options.Modes = None,
+    scope: options.Scopes = None,
+    dynamic: options.Dynamics = None,
+    task: options.Task = None,
+    batch_size: options.BatchSize = None,
+    length: options.Length = None,
+    precision: options.Precision = None,
+    scale: options.Scale = None,
+    seed: options.Seed = 0,
+    server: options.Server = None,
+    as_json: options.Json = False,
+    plot: options.PlotFile = None,
 ) -> int:
     """Measure a training job and say whether torch.compile pays for it."""
     from advisor.question import Typed
@@ -135,6 +113,112 @@ def run(  # noqa: PLR0913 - one parameter for each option
 
 
 @app.command()
+def explain(  # noqa: PLR0913 - one parameter for each option
+    subject: Annotated[
+        str, typer.Argument(metavar="ID|WORKLOAD", help="The id of an advice, or a workload.")
+    ],
+    steps: Annotated[float | None, typer.Option(help="Optimizer steps, to weigh mends by.")] = None,
+    restarts: options.Restarts = 0,
+    price_per_hour: options.PricePerHour = None,
+    budget: options.Budget = None,
+    memory_limit: options.MemoryLimit = None,
+    device: options.Device = "auto",
+    mode: options.Modes = None,
+    scope: options.Scopes = None,
+    dynamic: options.Dynamics = None,
+    task: options.Task = None,
+    batch_size: options.BatchSize = None,
+    length: options.Length = None,
+    precision: options.Precision = None,
+    scale: options.Scale = None,
+    seed: options.Seed = 0,
+    server: options.Server = None,
+    as_json: options.Json = False,
+    as_sarif: options.Sarif = False,
+) -> int:
+    """Show what keeps a compile from gaining more, at which line, and what each mend would bring.
+
+    A workload is measured anew, compiled as a whole in mode default unless --mode, --scope or
+    --dynamic say otherwise; the id of an advice shows what its campaign found.
+    """
+    from advisor.question import Typed
+
+    typed = Typed(
+        target=subject,
+        steps=steps,
+        restarts=restarts,
+        price_per_hour=price_per_hour,
+        budget=budget,
+        memory_limit=memory_limit,
+        device=device,
+        modes=mode or (),
+        scopes=scope or (),
+        dynamics=dynamic or (),
+        task=task,
+        batch_size=batch_size,
+        length=length,
+        precision=precision,
+        scale=scale,
+        seed=seed,
+    )
+    _only_one_form(as_json, as_sarif)
+    _print_diagnosis(_explained(typed, server), as_json, as_sarif)
+    return GIVEN
+
+
+@app.command()
+def check(  # noqa: PLR0913 - one parameter for each option
+    workload: options.Workload,
+    baseline: Annotated[
+        Path, typer.Option(metavar="FILE", help="What was agreed on, as --update wrote it.")
+    ],
+    update: Annotated[
+        bool, typer.Option("--update", help="Write the baseline from what is measured now.")
+    ] = False,
+    budget: options.Budget = None,
+    memory_limit: options.MemoryLimit = None,
+    device: options.Device = "auto",
+    mode: options.Modes = None,
+    scope: options.Scopes = None,
+    dynamic: options.Dynamics = None,
+    task: options.Task = None,
+    batch_size: options.BatchSize = None,
+    length: options.Length = None,
+    precision: options.Precision = None,
+    scale: options.Scale = None,
+    seed: options.Seed = 0,
+    server: options.Server = None,
+    as_json: options.Json = False,
+    as_sarif: options.Sarif = False,
+) -> int:
+    """Measure a workload and end with 1 when it compiles worse than its baseline says.
+
+    Worse is: a new graph break or recompile, nothing compiled any more, the recompile limit, or a
+    smaller gain than the noise explains. Without --mode, --scope or --dynamic the configurations
+    of the baseline are measured. --json and --sarif print the diagnosis on stdout.
+    """
+    from advisor.question import Typed
+
+    typed = Typed(
+        target=workload,
+        budget=budget,
+        memory_limit=memory_limit,
+        device=device,
+        modes=mode or (),
+        scopes=scope or (),
+        dynamics=dynamic or (),
+        task=task,
+        batch_size=batch_size,
+        length=length,
+        precision=precision,
+        scale=scale,
+        seed=seed,
+    )
+    _only_one_form(as_json, as_sarif)
+    return _check(typed, baseline, update, server, as_json, as_sarif)
+
+
+@app.command()
 def serve(
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Loopback address to listen on.")
@@ -155,9 +239,9 @@ def serve(
 @app.command()
 def show(
     advice_id: Annotated[str, typer.Argument(metavar="ID", help="The id of an advice.")],
-    server: Server = None,
-    as_json: Json = False,
-    plot: PlotFile = None,
+    server: options.Server = None,
+    as_json: options.Json = False,
+    plot: options.PlotFile = None,
 ) -> int:
     """Show an advice that was given before."""
     if plot is not None:
@@ -172,7 +256,7 @@ def show(
 
 @app.command()
 def trials(
-    server: Server = None,
+    server: options.Server = None,
     advice_id: Annotated[
         str, typer.Option("--advice", metavar="ID", help="Only the trials of this advice.")
     ] = "",
@@ -218,9 +302,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             standalone_mode=False,
         )
     except (KeyboardInterrupt, typer.Abort):
-        return _interrupted()
+        return say_interrupted()
     except _ParseError as error:
-        return _wrong_options(error)
+        return say_wrong_options(error)
     except BrokenPipeError:
         # Whoever read our output has gone; what is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -228,8 +312,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - said to the person, whatever it is
         from advisor.profiler.errors import AdvisorError
 
-        return _fail(error) if isinstance(error, AdvisorError) else _fail_inside(error)
-    return _interrupted() if code == INTERRUPTED else int(code or GIVEN)
+        return say(error) if isinstance(error, AdvisorError) else say_inside(error)
+    return say_interrupted() if code == INTERRUPTED else int(code or GIVEN)
 
 
 def _run(typed: Typed, server: str | None, as_json: bool, plot: Path | None) -> int:
@@ -240,13 +324,85 @@ def _run(typed: Typed, server: str | None, as_json: bool, plot: Path | None) -> 
         from advisor.plot import check_path
 
         check_path(plot)
+    _answer(_measure(request, server), as_json, plot)
+    return GIVEN
+
+
+def _explained(typed: Typed, server: str | None) -> Advice:
+    """Returns what is to be explained: a stored advice by its id, or a workload measured now."""
+    from advisor.question import advice_id_of, explain_request
+
+    advice_id = advice_id_of(typed)
+    if advice_id is None:
+        return _measure(explain_request(typed), server)
+    with _client(server) as client:
+        return client.get_advice(advice_id)
+
+
+def _check(  # noqa: PLR0913 - what was typed
+    typed: Typed, path: Path, update: bool, server: str | None, as_json: bool, as_sarif: bool
+) -> int:
+    from advisor import baseline, regressions
+    from advisor.question import explain_request
+    from advisor.report import print_plain
+
+    request = explain_request(typed)
+    before = baseline.agreed(path, request.workload, update=update)
+    if before is not None:
+        restricted = bool(typed.modes or typed.scopes or typed.dynamics)
+        request = baseline.comparable(request, before, path, restricted=restricted, update=update)
+    advice = _measure(request, server)
+    folder, configs = path.resolve().parent, request.limits.configs
+    now = baseline.baseline_of(advice, request.workload, configs, folder)
+    found = regressions.Comparison()
+    if before is not None:
+        evidence = baseline.measured(advice, configs)
+        found = regressions.compare(before, now, evidence, folder, Path(request.workload.cwd))
+    if update:
+        baseline.write(path, now)
+    lines = regressions.parts(found, now, path, advice.advice_id, written=update)
+    if as_json or as_sarif:
+        _print_diagnosis(advice, as_json, as_sarif)
+    # Beside a diagnosis for programs, the sentences are for whoever reads the log.
+    print_plain(*lines, file=sys.stderr if as_json or as_sarif else None)
+    return WORSE if found.worse and not update else GIVEN
+
+
+def _only_one_form(as_json: bool, as_sarif: bool) -> None:
+    if as_json and as_sarif:
+        from advisor.profiler.errors import PlanError
+
+        raise PlanError("--json and --sarif came together", mend="give one of them")
+
+
+def _print_diagnosis(advice: Advice, as_json: bool, as_sarif: bool) -> None:
+    from advisor.profiler.diagnosis import diagnosis_of
+
+    found = diagnosis_of(advice)
+    if as_json:
+        from advisor.convert import diagnosis_message, message_json
+
+        print(message_json(diagnosis_message(found)))
+    elif as_sarif:
+        from importlib.metadata import version as installed
+
+        from advisor.sarif import sarif_json
+
+        print(sarif_json(found, Path.cwd(), installed("compile-advisor")))
+    else:
+        from advisor.explain import print_diagnosis
+
+        print_diagnosis(found, Path.cwd())
+    sys.stdout.flush()
+
+
+def _measure(request: AdviceRequest, server: str | None) -> Advice:
+    """Returns the advice that a campaign ends in, from the advisor asked or a private one."""
     from advisor.progress import ProgressView
 
     # The view comes first: the import of grpc and the start of the server are shown, too.
     with _ended_by_signals(), ProgressView() as view, _client(server) as client:
-        advice = _advice(client, request, view)
-    _answer(advice, as_json, plot)
-    return GIVEN
+        return _advice(client, request, view)
 
 
 def _advice(client: Client, request: AdviceRequest, view: ProgressView) -> Advice:
@@ -300,55 +456,6 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _fail(error: AdvisorError) -> int:
-    """Says an error, after the person's own traceback and what the server logged."""
-    from advisor.profiler.errors import Interrupted, NotFoundError, PlanError, WorkloadError
-    from advisor.profiler.units import printable
-
-    for note in getattr(error, "__notes__", ()):
-        print(printable(note), file=sys.stderr)
-    if isinstance(error, WorkloadError) and error.user_traceback:
-        print(printable(error.user_traceback).rstrip(), file=sys.stderr)
-    print(f"advise: {printable(str(error))}", file=sys.stderr)
-    if isinstance(error, Interrupted):
-        return INTERRUPTED
-    wrong = isinstance(error, WorkloadError | PlanError | NotFoundError)
-    return WRONG_REQUEST if wrong else NO_TRIAL
-
-
-def _wrong_options(error: Exception) -> int:
-    # The message of "no command was given" is the whole help; it says so itself.
-    message = error.format_message() if hasattr(error, "format_message") else str(error)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        print(message, file=sys.stderr)
-    else:
-        print(f"advise: {' '.join(message.split())} (see advise --help)", file=sys.stderr)
-    return WRONG_REQUEST
-
-
-def _interrupted() -> int:
-    print("advise: interrupted", file=sys.stderr)
-    return INTERRUPTED
-
-
-def _fail_inside(error: Exception) -> int:
-    """Says that a mistake of ours ended the command, and keeps its traceback for a report."""
-    import tempfile
-    import traceback
-
-    if os.environ.get("ADVISOR_DEBUG"):
-        raise error
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="advise-error-", suffix=".txt", delete=False
-    ) as file:
-        file.writelines(traceback.format_exception(error))
-    print(
-        f"advise: internal error, {type(error).__name__} (please report it with {file.name})",
-        file=sys.stderr,
-    )
-    return NO_TRIAL
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt,
 from advisor.models.plan import Plan
 from advisor.profiler import statistics
 from advisor.profiler.errors import AdvisorError
-from advisor.profiler.mends import mends
+from advisor.profiler.diagnosis import Stakes, fixes
 from advisor.profiler.records import (
     Advice,
     Alternative,
@@ -109,7 +109,7 @@ def decide(
         p_saves=bill.p_saves if bill else 0.0,
         reasons=(),
         steps=request.plan.steps_planned(common.step_s),
-        fixes=mends(found.evidence.trial for found in judged),
+        fixes=fixes(trials, _stakes(request.plan, common)),
         alternatives=tuple(_alternatives(judged, trials, best, request.plan)),
         warnings=tuple(dict.fromkeys(_warnings(trials, judged, common))),
         trials=tuple(trials),
@@ -121,6 +121,16 @@ def decide(
         return replace(advice, reasons=tuple(_why_stay(judged, trials, request.plan, common)))
     reasons = tuple(_why_compile(best, request.plan, common, campaign_s, use_hand_over))
     return replace(_enabled(advice, best), reasons=reasons)
+
+
+def _stakes(plan: Plan, common: Base) -> Stakes:
+    """Returns what a mend is weighed against under this plan."""
+    return Stakes(
+        total_s=plan.steps_planned(common.step_s) * common.step_s,
+        starts=1 + plan.restarts,
+        price_per_hour=plan.price_per_hour,
+        evaluates=bool(plan.eval_every),
+    )
 
 
 def _enabled(advice: Advice, best: _Judged) -> Advice:

@@ -15,8 +15,16 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from advisor.cause_names import cause_name, plain_mend
-from advisor.profiler.records import Diagnosis, Fix, FixKind, Trial, TrialKind, TrialStatus
+from advisor.cause_names import cause_name, plain_mend, settings_instead
+from advisor.profiler.records import (
+    Diagnosis,
+    Fix,
+    FixKind,
+    Interval,
+    Trial,
+    TrialKind,
+    TrialStatus,
+)
 from advisor.profiler.units import (
     config_name,
     count,
@@ -29,6 +37,8 @@ from advisor.report import Verbatim, print_plain
 
 # A model can break a graph in hundreds of places; the JSON holds all of them.
 _MOST_BLOCKS = 20
+# What two decimals cannot show.
+_VISIBLE = 0.005
 _COLOURS = {
     FixKind.GRAPH_BREAK: "yellow",
     FixKind.RECOMPILE: "yellow",
@@ -58,9 +68,7 @@ def parts(diagnosis: Diagnosis, root: Path) -> list[RenderableType]:
     more = len(diagnosis.fixes) - len(shown)
     if more:
         found += [Text(), Text(f"And {count(more)} more: {_again(diagnosis)} --json")]
-    if diagnosis.warnings:
-        found += [Text(), Text("Beware", style="bold")]
-        found += _sentences(diagnosis.warnings, "yellow")
+    found += section("Beware", diagnosis.warnings, "yellow")
     found += [Text(), Text("\n".join(_footer(diagnosis)), style="dim")]
     return found
 
@@ -76,6 +84,14 @@ def place(file: str, line: int, root: Path) -> str:
     if not file:
         return ""
     return printable(short_path(file, root)) + (f":{line}" if line > 0 else "")
+
+
+def section(title: str, sentences: tuple[str, ...], style: str = "") -> Iterator[RenderableType]:
+    """Yields sentences as a list under a title; nothing where there are none."""
+    if sentences:
+        yield Text()
+        yield Text(title, style="bold")
+        yield from _sentences(sentences, style)
 
 
 def _sentences(sentences: tuple[str, ...], style: str = "") -> Iterator[RenderableType]:
@@ -95,9 +111,9 @@ def _measured_settings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if len(tried) < 2:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column("Measured", overflow="fold", min_width=16)
+    table.add_column("Measured", overflow="fold", min_width=27)
     table.add_column("Speedup", no_wrap=True, justify="right")
-    for title in ("Graphs", "Covers", "Breaks", "Again"):
+    for title in ("Graphs", "Covered", "Breaks", "Again"):
         table.add_column(title, no_wrap=True, justify="right")
     for trial in tried:
         table.add_row(*(Text(cell) for cell in _cells(trial)))
@@ -146,30 +162,36 @@ def _lines(fix: Fix) -> Iterator[tuple[str, str]]:
     if costs:
         yield "Costs", costs
     if fix.gain is not None:
-        how = "measured with the settings below" if fix.options else "measured"
-        kind = how if fix.measured else "an estimate"
-        yield "Gain", f"{ratio(fix.gain)} as fast, {kind}"
+        yield "Gain", _gain(fix, fix.gain)
     yield "Mend", plain_mend(fix)
-    for name, value in fix.options:
-        yield "Set", f"{name} = {value}"
+    for line in settings_instead(fix):
+        yield "Or set", line
+
+
+def _gain(fix: Fix, gain: Interval) -> str:
+    how = "measured with the setting below" if fix.options else "measured"
+    kind = how if fix.measured else "an estimate"
+    if max(abs(gain.low - 1), abs(gain.high - 1)) < _VISIBLE:
+        return f"none to speak of, {kind}"
+    return f"{ratio(gain)} as fast, {kind}"
 
 
 def _how_often(fix: Fix) -> str:
-    parts = []
+    words = []
     if fix.hits_per_step is not None and math.isfinite(fix.hits_per_step):
-        parts.append(_each_step(fix.hits_per_step))
+        words.append(_each_step(fix.hits_per_step))
     if fix.count is not None:
         times = "once" if fix.count == 1 else f"{count(fix.count)} times"
         if fix.kind is FixKind.RECOMPILE:
-            parts.append(f"{times} in the trial")
+            words.append(f"{times} in the trial")
         else:
-            parts.append(f"{times} while compiling")
-    return ", ".join(parts)
+            words.append(f"{times} while compiling")
+    return ", ".join(words)
 
 
 def _each_step(hits: float) -> str:
-    """Returns how often a step comes by; a figure below one is turned round."""
-    if hits >= 0.95:
+    """Returns how often a step comes by; a figure well below one is turned round."""
+    if hits >= 0.55:
         whole = abs(hits - round(hits)) < 0.05
         times = count(hits) if whole or hits >= 10 else f"{hits:.1f}"
         return "once a step" if times == "1" else f"{times} times a step"
@@ -177,12 +199,12 @@ def _each_step(hits: float) -> str:
 
 
 def _costs(fix: Fix) -> str:
-    parts = []
+    words = []
     if fix.lost_s is not None:
-        parts.append(f"{duration(fix.lost_s)} of compiling")
+        words.append(f"{duration(fix.lost_s)} of compiling")
     if fix.money_lost is not None:
-        parts.append(f"{fix.money_lost:,.2f} at the price given")
-    return ", ".join(parts)
+        words.append(f"{fix.money_lost:,.2f} at the price given")
+    return ", ".join(words)
 
 
 def _again(diagnosis: Diagnosis) -> str:

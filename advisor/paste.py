@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import keyword
-import re
+from collections.abc import Iterable
 
+from advisor.profiler import settings
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Blocks, Config, Dynamic, Mode, Scope, WorkloadFacts
 
 _DYNAMIC = {Dynamic.TRUE: "True", Dynamic.FALSE: "False"}
-_OPTION = re.compile(r"(?:torch\._(dynamo|inductor)\.config\.|(dynamo|inductor)\.)?([\w.]+)")
 
 
 def code(config: Config | None, facts: WorkloadFacts, form: str = "call") -> str:
@@ -23,16 +23,26 @@ def code(config: Config | None, facts: WorkloadFacts, form: str = "call") -> str
     if config is None:
         return ""
     arguments = _arguments(config)
-    settings = [_setting(name, value) for name, value in config.options]
+    chosen = [(settings.canonical(name), name, value) for name, value in config.options]
+    set_first = [_setting(whole, name, value) for whole, name, value in chosen]
     if config.scope is Scope.REGIONAL:
         body = [line for blocks in facts.blocks for line in _loop(blocks, arguments, form)]
     else:
         body = _compile("model", arguments, facts.torch_class or form == "forward")
-    lines = settings + body
-    modules = sorted({line.partition(".config.")[0] + ".config" for line in settings})
-    needs_torch = not modules and any("torch." in line for line in body)
-    imports = [f"import {module}" for module in modules] + ["import torch"] * needs_torch
-    return "\n".join([*imports, *([""] if imports else []), *lines])
+    modules = set(_modules((whole, value) for whole, _, value in chosen))
+    if any("torch." in line for line in body) and not any(m.startswith("torch.") for m in modules):
+        modules.add("torch")
+    # As isort has them: the standard library, then torch.
+    imports = [f"import {name}" for name in sorted(modules, key=lambda m: ("torch" in m, m))]
+    return "\n".join([*imports, *([""] if imports else []), *set_first, *body])
+
+
+def setting_lines(options: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns the lines that set options, without the imports that they need.
+
+    Raises `PlanError` for a name that is no setting of torch.
+    """
+    return tuple(_setting(settings.canonical(name), name, value) for name, value in options)
 
 
 def _arguments(config: Config) -> str:
@@ -81,17 +91,35 @@ def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _setting(name: str, value: str) -> str:
+def _setting(whole: str, name: str, value: str) -> str:
     """Returns the line that sets an option; `mode` and `options` exclude each other in torch."""
-    match = _OPTION.fullmatch(name)
-    attribute = match[3] if match else ""
-    if match is None or not _is_attribute(attribute):
+    room, _, attribute = whole.partition(".config.")
+    if not _is_attribute(attribute):
         raise PlanError(
             f"the option {name!r} is not a setting of torch",
             "a name of torch._dynamo.config or torch._inductor.config is expected",
         )
-    room = match[1] or match[2] or "inductor"
-    return f"torch._{room}.config.{attribute} = {_literal(value)}"
+    if whole in settings.FUNCTION_SETS:
+        functions = settings.functions(name, value)
+        if not all(map(_is_attribute, functions)):
+            raise PlanError(f"option {name}={value} is not a list of functions")
+        named = ", ".join(function.removeprefix("builtins.") for function in functions)
+        # Into the set rather than in its place: what stands in it already stays.
+        return f"{whole}.update({{{named}}})" if named else f"{whole}.update(())"
+    return f"{room}.config.{attribute} = {_literal(value)}"
+
+
+def _modules(chosen: Iterable[tuple[str, str]]) -> Iterable[str]:
+    """Yields the modules that the lines which set options need."""
+    for whole, value in chosen:
+        yield whole.partition(".config.")[0] + ".config"
+        if whole in settings.FUNCTION_SETS:
+            for function in settings.functions(whole, value):
+                parts = function.split(".")[:-1]
+                # A class is no module: `logging.Logger.info` is found in `logging`.
+                named = [part for part in parts if not part[:1].isupper()]
+                if named != ["builtins"]:
+                    yield ".".join(named)
 
 
 def _literal(value: str) -> str:

@@ -12,7 +12,7 @@ import itertools
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,19 +24,22 @@ from advisor.profiler.units import parse_duration, parse_size, printable
 from advisor.request import AdviceRequest, Limits
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
+_ADVICE_ID = re.compile(r"[A-Za-z0-9_-]+")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FORMS = "path/to/file.py:function, package.module:function, hf:NAME or hf:DIR expected"
 # CUDA graphs need a CUDA device.
 CUDA_GRAPH_MODES = (Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE)
 # What can be tried on every device, for when no mode was asked for.
 _MODES_ANYWHERE = (Mode.DEFAULT, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS)
+# A plan is not asked for when only causes are: any that is long does.
+EXPLAINED_STEPS = 1e6
 
 E = TypeVar("E", bound=enum.StrEnum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """The options of `advise run` as they were typed."""
+    """The options of `advise run`, `explain` and `check` as they were typed."""
 
     target: str
     steps: float | None = None
@@ -60,6 +63,7 @@ class Typed:
     precision: str | None = None
     scale: str | None = None
     seed: int = 0
+    measure_anyway: bool = False
 
 
 def request_of(typed: Typed) -> AdviceRequest:
@@ -84,6 +88,7 @@ def request_of(typed: Typed) -> AdviceRequest:
         if typed.memory_limit is None
         else parse_size(typed.memory_limit, "--memory-limit"),
         configs=configs_of(typed.modes, typed.scopes, typed.dynamics, typed.device),
+        measure_anyway=typed.measure_anyway,
     )
     workload = WorkloadSpec(
         target=typed.target,
@@ -100,6 +105,45 @@ def request_of(typed: Typed) -> AdviceRequest:
     request.validate()
     check_workload(workload)
     return request
+
+
+def explain_request(typed: Typed) -> AdviceRequest:
+    """Returns the request that measures a workload to explain it, whatever its plan.
+
+    The whole model in mode default, where nothing else was asked for. Raises as `request_of`.
+    """
+    return request_of(
+        replace(
+            typed,
+            steps=EXPLAINED_STEPS if typed.steps is None else typed.steps,
+            modes=typed.modes or (Mode.DEFAULT,),
+            scopes=typed.scopes or (Scope.MODEL,),
+            dynamics=typed.dynamics or (Dynamic.AUTO,),
+            measure_anyway=True,
+        )
+    )
+
+
+def advice_id_of(typed: Typed) -> str | None:
+    """Returns the id of an advice that was given instead of a workload, None for a workload.
+
+    Raises `WorkloadError` for what is neither, and `PlanError` for options that say how to measure
+    beside an id: nothing is measured then.
+    """
+    if ":" in typed.target:
+        return None
+    if _ADVICE_ID.fullmatch(typed.target) is None:
+        raise WorkloadError(
+            f"{printable(typed.target)!r} is neither the id of an advice nor a workload",
+            mend=_FORMS,
+        )
+    if typed != Typed(target=typed.target):
+        raise PlanError(
+            f"the advice {typed.target} is only shown",
+            "options that say how to measure have no effect on what was measured",
+            "name the workload to measure it anew",
+        )
+    return typed.target
 
 
 def configs_of(

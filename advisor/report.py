@@ -16,6 +16,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from advisor import wording
 from advisor.profiler.preset_table import Preset
 from advisor.profiler.records import Advice, Config, Fix, Interval, Trial, TrialKind, TrialStatus
 from advisor.profiler.units import (
@@ -154,6 +155,7 @@ def parts(advice: Advice) -> list[RenderableType]:
     found += _section("Why not", _why_not(lines[advice.enable :]))
     found += _section("Could be better", _fixes(advice))
     found += _section("Beware", advice.warnings, "yellow")
+    found += _reproductions(advice)
     found += [Text(), Text("\n".join(_footer(advice)), style="dim")]
     return found
 
@@ -313,6 +315,16 @@ def _fix(fix: Fix) -> str:
         return place + fix.what
     kind = "measured" if fix.measured else "estimated"
     return f"{place}{fix.what} ({kind}: {ratio(fix.gain)})"
+
+
+def _reproductions(advice: Advice) -> Iterator[RenderableType]:
+    """Yields the scripts that repeat what failed, in lines that can be copied."""
+    failed = [trial for trial in advice.trials if trial.reproduction]
+    if failed:
+        yield Text()
+        yield Text(f"What failed ({wording.REPRODUCTIONS})", style="bold")
+    for trial in failed:
+        yield Verbatim(printable(f"  - {wording.reproduce(trial)}"))
 
 
 def _footer(advice: Advice) -> Iterator[str]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -21,7 +22,9 @@ from advisor.profiler.records import Diagnosis, Fix, FixKind
 from advisor.profiler.units import config_name, printable, ratio
 
 VERSION = "2.1.0"
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SCHEMA = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 # The folder that relative URIs start from (3.14.14); the name that code review expects.
 ROOT = "%SRCROOT%"
 # Tells one line from another wherever it moves to; raised with each change of what it is made of.
@@ -45,11 +48,13 @@ def sarif_log(diagnosis: Diagnosis, root: Path, tool_version: str) -> dict[str, 
     """Returns a diagnosis as a SARIF log of one run: a rule for each cause, a result for each mend.
 
     A file below `root` is named from there, any other by its absolute `file:` URI. A mend that
-    belongs to no file has a result without a location.
+    belongs to no file is shown at that of the workload, as code review refuses results that have
+    no location at all; a preset or a module has none.
     """
     rules = _rules(diagnosis.fixes)
     places = {rule["id"]: index for index, rule in enumerate(rules)}
-    results = [_result(fix, places[rule_id(fix)], root) for fix in diagnosis.fixes]
+    own = _workload_file(diagnosis.target)
+    results = [_result(fix, places[rule_id(fix)], root, own) for fix in diagnosis.fixes]
     _tell_apart(diagnosis.fixes, results)
     run = {
         "tool": {
@@ -91,7 +96,13 @@ def _rules(fixes: Iterable[Fix]) -> list[dict[str, Any]]:
     ]
 
 
-def _result(fix: Fix, index: int, root: Path) -> dict[str, Any]:
+def _workload_file(target: str) -> str:
+    """Returns the file of `path/to/file.py:function`, "" for other workloads."""
+    place = target.rpartition(":")[0]
+    return place if place.endswith(".py") else ""
+
+
+def _result(fix: Fix, index: int, root: Path, own: str) -> dict[str, Any]:
     result: dict[str, Any] = {
         "ruleId": rule_id(fix),
         "ruleIndex": index,
@@ -99,9 +110,9 @@ def _result(fix: Fix, index: int, root: Path) -> dict[str, Any]:
         "message": {"text": _text(_message(fix))},
         "partialFingerprints": {FINGERPRINT: _fingerprint(fix, root)},
     }
-    if fix.file:
-        physical: dict[str, Any] = {"artifactLocation": _artifact(fix.file, root)}
-        if fix.line > 0:
+    if fix.file or own:
+        physical: dict[str, Any] = {"artifactLocation": _artifact(fix.file or own, root)}
+        if fix.file and fix.line > 0:
             region: dict[str, Any] = {"startLine": fix.line}
             if fix.code:
                 region["snippet"] = {"text": printable(fix.code)}
@@ -129,8 +140,8 @@ def _message(fix: Fix) -> str:
     mend = plain_mend(fix).rstrip(".")
     text = f"{cause_name(fix.kind, fix.cause)}. {mend[:1].upper()}{mend[1:]}."
     if fix.options:
-        settings = ", ".join(f"{name} = {value}" for name, value in fix.options)
-        text += f" Setting: {settings}."
+        # Not as lines of code: those may hold braces, which come doubled here.
+        text += f" Or set {', '.join(f'{name} = {value}' for name, value in fix.options)}."
     if fix.gain is not None:
         kind = "measured" if fix.measured else "an estimate"
         text += f" Gain: {ratio(fix.gain)}, {kind}."
@@ -140,10 +151,15 @@ def _message(fix: Fix) -> str:
 
 
 def _artifact(file: str, root: Path) -> dict[str, str]:
-    short = short_path(file, root)
-    if not Path(short).is_absolute() and ".." not in PurePosixPath(short).parts:
-        return {"uri": _quoted(short), "uriBaseId": ROOT}
-    return {"uri": _uri(str(Path(root, file)))}
+    short = _short(file, root)
+    if os.path.isabs(short):
+        return {"uri": _uri(short)}
+    return {"uri": _quoted(short), "uriBaseId": ROOT}
+
+
+def _short(file: str, root: Path) -> str:
+    """Returns a file's name from `root` when it lies below it, else its absolute name."""
+    return short_path(os.path.normpath(root / file), root)
 
 
 def _uri(path: str, *, folder: bool = False) -> str:
@@ -158,7 +174,7 @@ def _quoted(path: str) -> str:
 
 def _fingerprint(fix: Fix, root: Path) -> str:
     """Returns what stays the same when a line moves: cause, file and source text (3.27.17)."""
-    file = short_path(fix.file, root)
+    file = _short(fix.file, root) if fix.file else ""
     source = " ".join(fix.code.split())
     digest = hashlib.sha256()
     for part in (rule_id(fix), file, source):

@@ -18,6 +18,7 @@ from advisor.profiler.records import (
     TrialStatus,
     WorkloadFacts,
 )
+from advisor.profiler.reproduction import command
 from advisor.profiler.units import config_name, count, duration, ratio, size
 
 # --- Why something is tried, and why not -------------------------------------------------------
@@ -35,6 +36,13 @@ def could_bring(config: Config, best: BestCase, best_s: float, now_s: float, now
         f"{duration(best_s)} at best ({best.speedup:.2f}x with {duration(best.compile_s)} of "
         f"compiling: {best.source})"
     )
+
+
+def to_learn_why(config: Config) -> str:
+    """Returns why a configuration is measured that is not asked to pay."""
+    if config.options:
+        return f"{config_name(config)} shows what these settings bring"
+    return f"{config_name(config)} shows what runs compiled and what keeps the rest from it"
 
 
 def cannot_pay(best: BestCase, saves_s: float, now_s: float, now: str, measuring_s: float) -> str:
@@ -116,6 +124,14 @@ _STATUS_WORDS = {
 def _failed(trial: Trial) -> str:
     words = _STATUS_WORDS.get(trial.status, trial.status.value)
     return f"{words}: {trial.failure.message}" if trial.failure else words
+
+
+REPRODUCTIONS = "the folders hold pieces of the model's code; nothing was sent anywhere"
+
+
+def reproduce(trial: Trial) -> str:
+    """Returns how to repeat a trial that went wrong."""
+    return f"{config_name(trial.config)}: reproduce it with {command(trial.reproduction)}"
 
 
 def _no_graph(trial: Trial) -> str:

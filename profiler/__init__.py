@@ -10,27 +10,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from advisor.profiler.api import profile, profile_async
+    from advisor.profiler.api import diagnose, diagnose_async, profile, profile_async
     from advisor.profiler.errors import AdvisorError, HostError, PlanError, WorkloadError
-    from advisor.profiler.records import Config, Trial
+    from advisor.profiler.records import Config, Diagnosis, Trial
     from advisor.profiler.workload import Workload
 
 __all__ = [
     "AdvisorError",
     "Config",
+    "Diagnosis",
     "HostError",
     "PlanError",
     "Trial",
     "Workload",
     "WorkloadError",
+    "diagnose",
+    "diagnose_async",
     "profile",
     "profile_async",
 ]
 
 _ROOMS = {
-    "api": ("profile", "profile_async"),
+    "api": ("diagnose", "diagnose_async", "profile", "profile_async"),
     "errors": ("AdvisorError", "HostError", "PlanError", "WorkloadError"),
-    "records": ("Config", "Trial"),
+    "records": ("Config", "Diagnosis", "Trial"),
     "workload": ("Workload",),
 }
 

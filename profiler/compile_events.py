@@ -1,33 +1,28 @@
-"""What the compiler did in this process: events, graph breaks, recompiles, coverage.
+"""What the compiler did in this process: events, graph breaks, recompiles, CUDA graphs left out.
 
 Read from torch's own records of the very compiles that were timed: no second run explains them.
 """
 
 from __future__ import annotations
 
-import linecache
 import logging
 import re
-from collections import Counter
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from advisor.profiler import torch_internals
-from advisor.profiler.causes import break_cause, recompile_cause
+from advisor.profiler.break_messages import LIMIT_WORDS, Frame, graph_breaks
+from advisor.profiler.recompile_events import recompiles
 from advisor.profiler.records import CompileEvent, GraphBreak, Recompile
 from advisor.profiler.workload import is_library
 
 # Frames of a result must stay below the cap of a message.
 _MOST_EVENTS = 200
 _MOST_TEXT = 500
-_LIMIT_WORDS = "recompile limit"
-_LINK = re.compile(r"https://\S*compile-graph-break-site\S*")
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_PLACE = re.compile(r"in user code at (.+?):(\d+)")
-_GUARD_PLACE = re.compile(r"#.*# (\S+?):(\d+) in ")
+_MOST_SKIPS = 20
+_CUDAGRAPHS_LEFT_OUT = re.compile(r"(skipping|disabling|skip) cuda ?graph", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +35,8 @@ class CompileFacts:
     recompiles: tuple[Recompile, ...]
     recompile_limit_hit: bool
     skipped_frames: int
+    # Why CUDA graphs were left out, in the compiler's words, each once.
+    cudagraph_skips: tuple[str, ...] = ()
 
 
 class CompileRecorder(logging.Handler):
@@ -50,11 +47,20 @@ class CompileRecorder(logging.Handler):
         self.step = 0
         self._steps: list[int] = []
         self._breaks: list[str] = []
+        self._skips: list[str] = []
+        # The user's frame that was running when a compile began, by the compile's id.
+        self._callers: dict[str, Frame] = {}
         torch_internals.start_compile_records()
         torch_internals.listen_to_graph_breaks(self)
+        torch_internals.listen_to_cudagraphs(self)
+        torch_internals.on_compile_start(self._compile_starts)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps one graph-break message of torch's log."""
+        """Keeps one message of torch's log: a graph break, or why CUDA graphs were left out."""
+        if record.name == torch_internals.CUDAGRAPH_LOGGER:
+            if _CUDAGRAPHS_LEFT_OUT.search(record.getMessage()):
+                self._skips.append(record.getMessage())
+            return
         self._breaks.append(record.getMessage())
 
     def count(self) -> int:
@@ -70,21 +76,68 @@ class CompileRecorder(logging.Handler):
         counters = torch_internals.counters()
         events = _events(metrics, self._steps)
         unimplemented = counters.get("unimplemented", {})
-        limit_hit = any(_LIMIT_WORDS in event.failure.lower() for event in events) or any(
-            _LIMIT_WORDS in text.lower() for text in unimplemented
+        limit_hit = any(LIMIT_WORDS in event.failure.lower() for event in events) or any(
+            LIMIT_WORDS in text.lower() for text in unimplemented
         )
         graphs = counters.get("stats", {}).get("unique_graphs")
         return CompileFacts(
             events=events[:_MOST_EVENTS],
             graphs=sum(event.operators > 0 for event in events) if graphs is None else graphs,
-            graph_breaks=_graph_breaks(self._breaks, metrics),
-            recompiles=_recompiles(events),
+            graph_breaks=graph_breaks(
+                self._breaks or _restart_reasons(metrics), events, _failed_at(metrics)
+            ),
+            recompiles=recompiles(events, self._callers),
             recompile_limit_hit=limit_hit,
             skipped_frames=sum(
-                bool(event.failure) and _LIMIT_WORDS not in event.failure.lower()
-                for event in events
+                bool(event.failure) and LIMIT_WORDS not in event.failure.lower() for event in events
             ),
+            cudagraph_skips=cudagraph_skips(metrics, counters, self._skips),
         )
+
+    def _compile_starts(self, compile_id: str) -> None:
+        frame = sys._getframe(1)
+        while frame is not None:
+            if not is_library(frame.f_code.co_filename):
+                place = Frame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+                self._callers.setdefault(compile_id, place)
+                return
+            frame = frame.f_back  # type: ignore[assignment]
+
+
+def cudagraph_skips(
+    metrics: Sequence[Any], counters: Mapping[str, Mapping[str, int]], logged: Sequence[str]
+) -> tuple[str, ...]:
+    """Returns why CUDA graphs were left out, each reason once.
+
+    The metrics keep the reason of a compile, the log also those of later steps. What torch only
+    counted is said as that number.
+    """
+    found = [str(getattr(metric, "cudagraph_skip_reason", None) or "") for metric in metrics]
+    reasons = dict.fromkeys(
+        re.sub(r"\s+", " ", text).strip()[:_MOST_TEXT] for text in (*found, *logged) if text
+    )
+    counted = counters.get("inductor", {}).get("cudagraph_skips", 0)
+    if counted and not reasons:
+        return (f"left out {counted} times, for a reason that torch does not tell",)
+    return tuple(reasons)[:_MOST_SKIPS]
+
+
+def _failed_at(metrics: Sequence[Any]) -> dict[str, Frame]:
+    """Returns the place that was being traced when a compile failed, by the compile's id."""
+    return {
+        str(metric.compile_id): Frame(str(metric.fail_user_frame_filename), line)
+        for metric in metrics
+        if (line := getattr(metric, "fail_user_frame_lineno", None)) is not None
+    }
+
+
+def _restart_reasons(metrics: Sequence[Any]) -> list[str]:
+    """Returns the reasons of graph breaks where torch logs none: their places are not known."""
+    return [
+        str(reason)
+        for metric in metrics
+        for reason in getattr(metric, "restart_reasons", None) or ()
+    ]
 
 
 def _events(metrics: Sequence[Any], steps: Sequence[int]) -> tuple[CompileEvent, ...]:
@@ -134,113 +187,3 @@ def _event(metric: Any, identity: str, step: int) -> CompileEvent:
         recompile_reason=str(getattr(metric, "recompile_reason", "") or "")[:_MOST_TEXT],
         failure=reason[:_MOST_TEXT],
     )
-
-
-def first_sentence(text: str) -> str:
-    """Returns the first sentence of the compiler's explanation, without its layout."""
-    explanation = re.search(r"Explanation:\s*(.+)", text)
-    title = re.sub(r"\s+", " ", text.strip().splitlines()[0]) if text.strip() else ""
-    return (explanation.group(1).strip() if explanation else title)[:_MOST_TEXT]
-
-
-def _user_place(text: str) -> tuple[str, int]:
-    """Returns file and line of the innermost frame that is the user's, else the innermost."""
-    frames = [(file, int(line)) for file, line in _FRAME.findall(text)]
-    mine = [frame for frame in frames if not is_library(frame[0])]
-    if mine or frames:
-        return (mine or frames)[-1]
-    place = _PLACE.search(text)
-    return (place.group(1), int(place.group(2))) if place else ("", 0)
-
-
-def _graph_breaks(messages: Sequence[str], metrics: Sequence[Any]) -> tuple[GraphBreak, ...]:
-    """Returns each place that ended a graph once, with how often a compile met it."""
-    texts = list(messages)
-    if not texts:  # no log on this torch: the reasons are known, the places are not
-        for metric in metrics:
-            texts += map(str, getattr(metric, "restart_reasons", None) or ())
-    found: Counter[tuple[str, int, str]] = Counter()
-    wholes: dict[tuple[str, int, str], str] = {}
-    for text in texts:
-        reason = text.split("Graph Break Reason:", 1)[-1]
-        file, line = _user_place(text)
-        key = (file, line, first_sentence(reason))
-        found[key] += 1
-        # A repeated message is shortened by torch; the longest tells most.
-        wholes[key] = max(wholes.get(key, ""), text, key=len)
-    return tuple(
-        _graph_break(key, wholes[key], count) for key, count in found.most_common(_MOST_EVENTS)
-    )
-
-
-def _graph_break(key: tuple[str, int, str], text: str, count: int) -> GraphBreak:
-    file, line, reason = key
-    link = _LINK.search(text)
-    return GraphBreak(
-        cause=break_cause(text),
-        reason=reason,
-        file=file,
-        line=line,
-        code=linecache.getline(file, line).strip()[:_MOST_TEXT],
-        hint=link.group(0) if link else "",
-        count=count,
-    )
-
-
-def _recompiles(events: Sequence[CompileEvent]) -> tuple[Recompile, ...]:
-    """Returns the recompiles, those with the same guard in the same place taken together."""
-    grouped: dict[tuple[str, str, int], list[CompileEvent]] = {}
-    reasons: dict[tuple[str, str, int], str] = {}
-    for event in events:
-        refused = _LIMIT_WORDS in event.failure.lower()
-        if not event.recompile_reason or (event.failure and not refused):
-            continue
-        reason = event.recompile_reason.split("\n", 1)[0]
-        reason = re.sub(r"^\d+/\d+:\s*", "", reason)
-        guard = re.sub(r"\s+", " ", reason.split("#", 1)[0]).strip()
-        cause = recompile_cause(guard)
-        place = _user_place(event.recompile_reason)
-        file, line = place if place[0] else (event.file, event.line)
-        key = (cause.value, file, line)
-        grouped.setdefault(key, []).append(event)
-        reasons.setdefault(key, guard)
-    return tuple(
-        Recompile(
-            cause=recompile_cause(reasons[key]),
-            reason=reasons[key],
-            file=key[1],
-            line=key[2],
-            count=len(group),
-            lost_s=sum(event.wall_s for event in group),
-        )
-        for key, group in grouped.items()
-    )
-
-
-def operator_calls(run: Callable[[], object]) -> tuple[int, int]:
-    """Returns (all, outside compiled graphs): eager operator calls of forward and backward.
-
-    Counted by torch's profiler, which sees what really ran: top-level aten calls, without those
-    of the optimizer. A call of a compiled graph counts as none of them.
-    """
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        run()
-    total = outside = 0
-    for event in profile.events() or ():
-        if not event.name.startswith("aten::"):
-            continue
-        parents = []
-        parent = event.cpu_parent
-        while parent is not None:
-            parents.append(parent.name)
-            parent = parent.cpu_parent
-        if any(
-            name.startswith(("aten::", "Optimizer.", "torch::autograd::AccumulateGrad"))
-            for name in parents
-        ):
-            continue
-        total += 1
-        outside += not any(
-            name.startswith(torch_internals.COMPILED_GRAPH_EVENT) for name in parents
-        )
-    return total, outside

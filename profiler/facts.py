@@ -110,12 +110,17 @@ def folder_bytes(folder: Path) -> int:
 
 
 def with_agreement(trial: Trial, agreement: Agreement) -> Trial:
-    """Returns the trial with its numerical drift, and as DISAGREES when that is an error."""
+    """Returns the trial with its drifts from eager, and as DISAGREES when one is an error."""
     workload = trial.workload
     if workload is not None:
         workload = replace(workload, stochastic=agreement.stochastic)
     trial = replace(
-        trial, loss_drift=agreement.drift, loss_scale=agreement.scale, workload=workload
+        trial,
+        loss_drift=agreement.loss_drift,
+        loss_scale=agreement.loss_scale,
+        gradient_drift=agreement.gradient_drift,
+        gradient_scale=agreement.gradient_scale,
+        workload=workload,
     )
     if agreement.agrees:
         return trial

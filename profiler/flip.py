@@ -9,7 +9,6 @@ dynamo skips frames of torch.nn (seen with torch 2.13); compiling its `forward` 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -71,6 +70,11 @@ class Flip:
         self._forwards: list[tuple[torch.nn.Module, Any]] = []
 
     @property
+    def modules(self) -> tuple[torch.nn.Module, ...]:
+        """The modules that are compiled."""
+        return self._modules
+
+    @property
     def form(self) -> str:
         """Where the compiled call is put: "call", or "forward" for classes of torch's own."""
         return "forward" if all(map(is_torch_class, self._modules)) else "call"
@@ -103,37 +107,3 @@ class Flip:
             with contextlib.suppress(AttributeError):
                 del module.forward
         self.compiled = False
-
-
-@functools.cache
-def _config_modules() -> tuple[Any, ...]:
-    import torch._dynamo.config
-    import torch._inductor.config
-
-    return torch._dynamo.config, torch._inductor.config
-
-
-def apply_options(config: Config) -> None:
-    """Sets the configuration's options of torch._dynamo.config or torch._inductor.config.
-
-    For the life of this process: a trial is alone in its own. Raises `PlanError` for a name that
-    neither has, or a value of another type.
-    """
-    for name, text in config.options:
-        holder = next((module for module in _config_modules() if hasattr(module, name)), None)
-        if holder is None:
-            raise PlanError(f"option {name!r} is unknown to torch {torch.__version__}")
-        setattr(holder, name, _value_like(getattr(holder, name), name, text))
-
-
-def _value_like(now: object, name: str, text: str) -> object:
-    if isinstance(now, bool):
-        if text.lower() not in ("true", "false"):
-            raise PlanError(f"option {name}={text} is not true or false")
-        return text.lower() == "true"
-    if isinstance(now, int | float):
-        try:
-            return type(now)(text)
-        except ValueError as error:
-            raise PlanError(f"option {name}={text} is not a number") from error
-    return text

@@ -11,12 +11,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from advisor.profiler import compile_events, facts, numerics, statistics, timing, torch_internals
+from advisor.profiler import (
+    coverage,
+    diagnose_phase,
+    facts,
+    numerics,
+    statistics,
+    timing,
+    torch_internals,
+)
 from advisor.profiler.blocks import repeated_blocks
 from advisor.profiler.compile_events import CompileRecorder
 from advisor.profiler.compile_phase import PhaseTeller
-from advisor.profiler.flip import Flip, apply_options, targets
+from advisor.profiler.flip import Flip, targets
+from advisor.profiler.frames import Result
 from advisor.profiler.machine import PeakMemory, Watch, environment
+from advisor.profiler.options import apply_options
 from advisor.profiler.records import (
     Blocks,
     Config,
@@ -30,7 +40,9 @@ from advisor.profiler.records import (
     TrialStatus,
 )
 from advisor.profiler.reporter import Reporter
-from advisor.profiler.training import Trainer, signature
+from advisor.profiler.snapshot import Snapshot, coarsest_dtype, course, random_source
+from advisor.profiler.step_profile import profile_step
+from advisor.profiler.training import Trainer, loss_value, signature
 from advisor.profiler.twin import flip_check
 from advisor.profiler.workload import Batch, build, device_of, seed_everything
 
@@ -44,6 +56,13 @@ _LEAST_COLD_S = 5.0
 # An epoch of at most this many steps is run to its end, where a smaller batch may wait.
 _MOST_EPOCH_STEPS = 64
 _PROFILED_BATCHES = 2
+# Steps longer than this are profiled on one batch.
+_LONG_STEP_S = 5.0
+# What a trial takes to end; the campaign's budget must not pass meanwhile.
+_ENDING_S = 5.0
+# Steps of each run whose losses are compared: fewer when they take long, but never fewer than this.
+_LEAST_COMPARED = 3
+_MOST_COMPARING_S = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +86,13 @@ class Measurement:
         self._seen: Counter[str] = Counter()
         # The first batches of the training, in their order.
         self._first: list[Batch] = []
+        # The losses of the first compiled steps, which are on these batches.
+        self._cold_losses: list[float | None] = []
         self._warnings = list(torch_internals.missing())
         self._dtype = "float32"
+        self._still_compiling = False
+        # Set once a configuration was measured: what `_diagnose` traces anew.
+        self._flip: Flip | None = None
 
     def run(self) -> Trial:
         """Runs every phase and returns the trial."""
@@ -83,15 +107,46 @@ class Measurement:
             trial = self._measure_eager(trainer)
         else:
             trial = self._measure_compiled(trainer, spec.config)
+        trial = self._closed(replace(trial, config=spec.config, environment=environment(device)))
+        if self._flip is None or not diagnose_phase.worthwhile(trial, self._left_s()):
+            return trial
+        return self._diagnose(trial, trainer, self._flip)
+
+    def _closed(self, trial: Trial) -> Trial:
+        """Returns the trial as it is sent: with its warnings and times so far."""
         return replace(
             trial,
-            config=spec.config,
             phase_reached=Phase.DONE,
-            environment=environment(device),
-            warnings=tuple(dict.fromkeys(self._warnings)),
+            warnings=tuple(dict.fromkeys((*trial.warnings, *self._warnings))),
             user_s=self._user_s,
             wall_s=time.perf_counter() - self._begun,
         )
+
+    def _left_s(self) -> float:
+        """Returns the seconds that are left for looking for causes."""
+        most_s = self._spec.measuring.max_diagnose_s
+        if self._spec.budget_s is None:
+            return most_s
+        spent_s = time.perf_counter() - self._begun
+        return min(most_s, self._spec.budget_s - spent_s - _ENDING_S)
+
+    def _diagnose(self, trial: Trial, trainer: Trainer, flip: Flip) -> Trial:
+        """Returns the trial with its causes looked into; sends it before, in case that goes wrong.
+
+        The person's own steps run under other settings here, and may hang or crash.
+        """
+        self._reporter.send(Result(trial=replace(trial, phase_reached=Phase.DIAGNOSE), final=False))
+        self._reporter.begin(Phase.DIAGNOSE)
+        with self._users_time():
+            trial = diagnose_phase.diagnose(
+                trial,
+                trainer,
+                flip.modules,
+                flip.config,
+                limit_s=self._left_s(),
+                still_compiling=self._still_compiling,
+            )
+        return self._closed(trial)
 
     @contextlib.contextmanager
     def _users_time(self) -> Iterator[None]:
@@ -141,6 +196,15 @@ class Measurement:
                 self._spec.plan_steps or math.inf,
                 self._reporter.tell,
             )
+        peak_bytes = memory.peak_bytes()
+        with self._users_time():
+            profile = profile_step(
+                trainer,
+                trainer.batches.take(_profiled_batches(warm.step_s)),
+                warm.step_s,
+                self._seen,
+                dtype=self._dtype,
+            )
         if not warm.steady:
             self._warnings.append(
                 f"eager steps did not get steady within {limit_s:.0f} s:"
@@ -156,14 +220,19 @@ class Measurement:
             spread=warm.spread,
         )
         trial = self._workload_facts(trainer, repeated_blocks(trainer.model))
-        peak_bytes = memory.peak_bytes()
-        return replace(trial, eager=eager, eager_step_s=eager.step_s, eager_peak_bytes=peak_bytes)
+        return replace(
+            trial,
+            eager=eager,
+            eager_step_s=eager.step_s,
+            eager_peak_bytes=peak_bytes,
+            step_profile=profile,
+        )
 
     def _measure_compiled(self, trainer: Trainer, config: Config) -> Trial:
         self._reporter.begin(Phase.WARM_UP)
         blocks = repeated_blocks(trainer.model)
         modules = targets(trainer.model, config, blocks)
-        snapshot = numerics.Snapshot(trainer)
+        snapshot = Snapshot(trainer)
         memory = PeakMemory(trainer.device)
         with self._users_time():
             first = self._first_step(trainer)
@@ -184,8 +253,14 @@ class Measurement:
         flip.to_compiled()
         step_s = statistics.interval([pair.compiled_s for pair in pairs])
         start_s = max(0.0, cold.wall_s + late_s - cold.steps * step_s.median)
-        coverage = self._coverage(trainer, flip)
         found = recorder.facts()
+        with self._users_time():
+            covered = coverage.measure(
+                trainer,
+                flip,
+                trainer.batches.take(_profiled_batches(eager_s)),
+                found.graph_breaks,
+            )
         warm = self._spec.kind is TrialKind.WARM
         eager_step_s = statistics.interval([pair.eager_s for pair in pairs])
         trial = replace(
@@ -200,9 +275,10 @@ class Measurement:
             eager_peak_bytes=eager_peak_bytes,
             compile_peak_bytes=cold.peak_bytes,
             peak_bytes=peak_bytes,
-            coverage=coverage,
+            coverage=covered.calls,
+            time_coverage=covered.time,
             graphs=found.graphs,
-            graph_breaks=found.graph_breaks,
+            graph_breaks=covered.breaks,
             recompiles=found.recompiles,
             recompile_limit_hit=found.recompile_limit_hit,
             skipped_frames=found.skipped_frames,
@@ -212,6 +288,7 @@ class Measurement:
         )
         if warm:
             return trial
+        self._flip = flip
         trial = replace(trial, flip_check=self._check_flip(trainer, flip, eager_step_s.median))
         return self._compare(trial, trainer, flip, snapshot)
 
@@ -247,8 +324,12 @@ class Measurement:
                 self._reporter.step = recorder.step = steps
                 events = recorder.count()
                 begun = time.perf_counter()
-                trainer.run([batch])
+                loss = trainer.run([batch])
                 wall_s += time.perf_counter() - begun
+                if steps < self._spec.measuring.numerics_steps:
+                    self._cold_losses.append(loss_value(loss))
+                # An output of a CUDA graph must not be alive when the graph runs again.
+                del loss
                 quiet = quiet + 1 if recorder.count() == events else 0
                 steps += 1
         return _Cold(flip=flip, wall_s=wall_s, steps=steps, peak_bytes=memory.peak_bytes())
@@ -294,6 +375,7 @@ class Measurement:
                     )
         if not good:
             good = disturbed
+            self._still_compiling = True
             self._warnings.append(
                 "it was still compiling when measuring ended: step times contain compiles"
             )
@@ -313,19 +395,6 @@ class Measurement:
         eager_s = statistics.interval([pair.eager_s for pair in pairs]).median
         return plan_steps * eager_s * max(0.0, 1 - 1 / ratio.high) < cold_s
 
-    def _coverage(self, trainer: Trainer, flip: Flip) -> float | None:
-        """Returns the share of the eager operator calls that ran inside compiled graphs."""
-        with self._users_time():
-            batches = trainer.batches.take(_PROFILED_BATCHES)
-            flip.to_compiled()
-            trainer.run(batches)
-            _, outside = compile_events.operator_calls(lambda: trainer.run(batches))
-            flip.to_eager()
-            trainer.run(batches[:1])
-            total, _ = compile_events.operator_calls(lambda: trainer.run(batches))
-            flip.to_compiled()
-        return max(0.0, 1.0 - outside / total) if total else None
-
     def _check_flip(self, trainer: Trainer, flip: Flip, eager_s: float) -> float | None:
         flip.to_eager()
         try:
@@ -333,18 +402,31 @@ class Measurement:
         finally:
             flip.to_compiled()
 
-    def _compare(
-        self, trial: Trial, trainer: Trainer, flip: Flip, snapshot: numerics.Snapshot
-    ) -> Trial:
+    def _compare(self, trial: Trial, trainer: Trainer, flip: Flip, snapshot: Snapshot) -> Trial:
         self._reporter.begin(Phase.NUMERICS)
-        batches = self._first
+        step_s = trial.eager_step_s.median if trial.eager_step_s else 0.0
+        steps = max(_LEAST_COMPARED, int(_MOST_COMPARING_S / max(numerics.RUNS * step_s, 1e-9)))
+        batches = self._first[:steps]
+        flip.to_eager()
+        dtype = coarsest_dtype(trainer, snapshot, batches[0], self._dtype)
 
-        def run(compiled: bool, seed: int) -> list[float | None]:
-            (flip.to_compiled if compiled else flip.to_eager)()
+        def run(arm: numerics.Arm, seed: int) -> numerics.Course:
+            (flip.to_compiled if arm is numerics.Arm.COMPILED else flip.to_eager)()
             with self._users_time():
-                return numerics.losses(trainer, snapshot, batches, seed)
+                return course(trainer, snapshot, batches, arm, seed, dtype)
 
-        agreement = numerics.compare(run, self._dtype)
-        if agreement.message and agreement.agrees:
-            self._warnings.append(agreement.message)
+        agreement = numerics.compare(
+            run,
+            dtype,
+            seed=self._spec.workload.seed,
+            begun=self._cold_losses if snapshot.holds(trainer) else (),
+            random_source=random_source(trainer.model),
+        )
+        flip.to_compiled()
+        self._warnings += agreement.warnings
         return facts.with_agreement(trial, agreement)
+
+
+def _profiled_batches(step_s: float) -> int:
+    """Returns on how many batches steps of `step_s` are profiled."""
+    return _PROFILED_BATCHES if step_s < _LONG_STEP_S else 1

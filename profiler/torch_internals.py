@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
 # More than any trial makes; the default of 64 forgets the first compiles of a job that recompiles.
 _METRICS_KEPT = 4096
 GRAPH_BREAK_LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"
+CUDAGRAPH_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
 # A call of a compiled graph, as torch's profiler names it.
 COMPILED_GRAPH_EVENT = "## Call CompiledFxGraph"
 
@@ -27,7 +28,15 @@ _NAMES = {
     "torch._dynamo.exc.Unsupported": "the kind of a compile error",
     "torch._dynamo.exc.BackendCompilerFailed": "the kind of a compile error",
     "torch._logging.set_logs": "places of graph breaks",
+    "torch._dynamo.callback.callback_handler": "where a recompile without a place was called",
+    "torch.nested._internal.nested_tensor._tensor_id_counter": "use of jagged tensors",
     "torch.nn.Module.compile": "compiling in place",
+    "torch._dynamo.reset": "what other settings of the compiler would bring",
+    "torch._dynamo.config": "what other settings of the compiler would bring",
+    "torch._inductor.config": "which settings of Inductor there are",
+    "torch._dynamo.utils.reset_graph_break_dup_checker": "graph breaks met again when traced anew",
+    "torch.optim.optimizer._default_to_fused_or_foreach": "how an optimizer steps by default",
+    "torch.cpu._is_avx512_bf16_supported": "whether the CPU has bfloat16",
 }
 
 
@@ -97,6 +106,30 @@ def listen_to_graph_breaks(handler: logging.Handler) -> None:
     logger.setLevel(logging.DEBUG)
 
 
+def listen_to_cudagraphs(handler: logging.Handler) -> None:
+    """Has torch's words about CUDA graphs that it leaves out go to `handler` too.
+
+    The logger speaks at WARNING by itself, at compile time and from steps that run.
+    """
+    logger = logging.getLogger(CUDAGRAPH_LOGGER)
+    if handler not in logger.handlers:
+        logger.addHandler(handler)
+
+
+def on_compile_start(tell: Callable[[str], None]) -> None:
+    """Has `tell(compile_id)` called as each compile begins; never when this torch cannot."""
+    register = getattr(
+        _find("torch._dynamo.callback.callback_handler"), "register_start_callback", None
+    )
+    if register is not None:
+        register(lambda arguments: tell(str(getattr(arguments, "compile_id", ""))))
+
+
+def jagged_tensors_made() -> bool:
+    """Returns whether this process has made jagged nested tensors; False when it cannot be told."""
+    return bool(_find("torch.nested._internal.nested_tensor._tensor_id_counter"))
+
+
 def compiled_call(module: torch.nn.Module) -> Any:
     """Returns what `module.compile()` put in place of the call, or None."""
     return getattr(module, "_compiled_call_impl", None)
@@ -108,3 +141,93 @@ def set_compiled_call(module: torch.nn.Module, call: Any) -> None:
     `nn.Module.__call__` looks at this attribute first (torch/nn/modules/module.py).
     """
     module._compiled_call_impl = call
+
+
+def steps_foreach_by_default(parameters: list[torch.Tensor]) -> bool:
+    """Returns whether torch's optimizers step these together when neither foreach nor fused is set.
+
+    The rule is torch/optim/optimizer.py's own: all of them on an accelerator, none of a foreign
+    class. Without that function: whether all are on a GPU.
+    """
+    function = _find("torch.optim.optimizer._default_to_fused_or_foreach")
+    if function is None:
+        return all(parameter.device.type == "cuda" for parameter in parameters)
+    _, foreach = function(parameters, differentiable=False, use_fused=False)
+    return bool(foreach)
+
+
+def cpu_has_bfloat16() -> bool:
+    """Returns whether the CPU multiplies in bfloat16; False when this torch cannot tell."""
+    return any(
+        bool(function())
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        if (function := _find(f"torch.cpu.{name}")) is not None
+    )
+
+
+def tf32_is_off() -> bool:
+    """Returns whether float32 products on CUDA are kept from TF32; False when it cannot be told.
+
+    torch 2.9 brought `fp32_precision` beside the older names, which raise once it was used.
+    """
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", "none")
+    if precision != "none":
+        return bool(precision == "ieee")
+    try:
+        highest = torch.get_float32_matmul_precision() == "highest"
+        return highest and not torch.backends.cuda.matmul.allow_tf32
+    except RuntimeError:
+        return False
+
+
+class ProfilerEvent(NamedTuple):
+    """A call on the host or a piece of a device's work, as torch's profiler saw it.
+
+    `correlation` is the number of a host's call, and on the device that of the call it came from.
+    """
+
+    name: str
+    thread: int
+    start_ns: int
+    end_ns: int
+    on_device: bool
+    correlation: int
+
+
+def profiler_events(profile: torch.profiler.profile) -> Iterator[ProfilerEvent]:
+    """Gives the events of a profile that has ended, without labels laid over a device's work.
+
+    None when this torch does not show them. Read as kineto holds them, because the objects of
+    `profile.events()` take three times the memory and four times as long to make.
+    """
+    results = getattr(getattr(profile, "profiler", None), "kineto_results", None)
+    for event in results.events() if results is not None else ():
+        on_device = event.device_type().name != "CPU"
+        if on_device and getattr(event, "is_user_annotation", bool)():
+            continue
+        start_ns = event.start_ns()
+        yield ProfilerEvent(
+            name=event.name(),
+            thread=event.start_thread_id(),
+            start_ns=start_ns,
+            end_ns=start_ns + event.duration_ns(),
+            on_device=on_device,
+            correlation=event.linked_correlation_id() if on_device else event.correlation_id(),
+        )
+
+
+def settings_of(name: str) -> Any:
+    """Returns a module of settings (`torch._dynamo.config`), or None when this torch has none."""
+    return _find(name)
+
+
+def forget_compiled_code() -> None:
+    """Has torch compile everything anew from the next call on, as a fresh process would.
+
+    Breaks that were reported before are reported again with all their frames. Does nothing where
+    torch has no such function: then what is traced anew cannot be told from what is there.
+    """
+    for name in ("torch._dynamo.reset", "torch._dynamo.utils.reset_graph_break_dup_checker"):
+        function = _find(name)
+        if function is not None:
+            function()

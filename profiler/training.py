@@ -137,11 +137,13 @@ class Trainer:
         self.optimizer.step()
         return loss
 
-    def run(self, batches: Iterable[Batch]) -> None:
-        """Runs a step for each batch and waits for the device."""
+    def run(self, batches: Iterable[Batch]) -> Any:
+        """Runs a step for each batch, waits for the device and returns the last step's loss."""
+        loss = None
         for batch in batches:
-            self.step(batch)
+            loss = self.step(batch)
         self.synchronize()
+        return loss
 
     def synchronize(self) -> None:
         """Waits until the device has done all that it was given."""

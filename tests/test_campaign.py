@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from advisor.campaign import Campaign, Step, what_if_configs
+from advisor.campaign import Campaign, Step
 from advisor.models.best_case import Seen, best_case
 from advisor.models.plan import Plan
+from advisor.profiler.diagnosis import what_if_configs
 from advisor.profiler.records import (
     Blocks,
     Config,

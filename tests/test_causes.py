@@ -76,6 +76,12 @@ EXAMPLES = (
          Break.UNREGISTERED_OPERATOR),
         ("Unsupported context manager", "Attempted to enter ctx", Break.UNSUPPORTED_PYTHON),
         ("Call to `torch._dynamo.skip_frame()`", "", Break.SKIPPED_FRAME),
+        ("Data dependent operator", "aten.equal.default", Break.DATA_DEPENDENT_BRANCH),
+        ("Unsupported method call", "call_method UserDefinedObjectVariable(TextIOWrapper) write",
+         Break.PRINT_OR_LOGGING),
+        ("Unsupported method call", "call_method UserDefinedObjectVariable(_FuncPtr) __call__",
+         Break.FOREIGN_CALL),
+        ("Call to `torch._dynamo.graph_break()`", "", Break.DISABLED_FUNCTION),
         ("Something that no version says yet", "", Break.OTHER),
     ],
 )  # fmt: skip
@@ -119,7 +125,33 @@ def test_most_breaks_that_torch_knows_have_a_cause() -> None:
          Re.OBJECT_IDENTITY),
         ("optimizer.param_groups[0]['lr'] == 0.1", Re.OPTIMIZER_STATE),
         ("name == 'book-01202'", Re.OTHER),
+        ("name == 'shape of len(x) is 3'", Re.OTHER),
+        ("mask is not None", Re.OTHER),
+        ("flag == True", Re.OTHER),
+        ("list(dict.keys(extra))[0] == 't1'", Re.OTHER),
+        ("len(self.history) == 3", Re.MODULE_ATTRIBUTE),
+        ("fn.__self__._modules['1'].n == 8", Re.MODULE_ATTRIBUTE),
+        ("len(parts) == 3", Re.SHAPE),
+        ("tensor '___stack0' size mismatch at index 0. expected 27, actual 36", Re.SHAPE),
+        ("2 <= ___stack0[0].size()[0]", Re.SHAPE),
+        ("GLOBAL_STATE changed: autocast(cpu)_enabled", Re.DTYPE_OR_DEVICE),
+        ("___check_type_id(self._modules['act'], 94795), type=<class 'GELU'>",
+         Re.OBJECT_IDENTITY),
     ],
 )  # fmt: skip
 def test_a_recompile_has_the_cause_that_its_guard_says(guard: str, cause: Re) -> None:
     assert recompile_cause(guard) is cause
+
+
+def test_a_loggers_own_code_is_logging() -> None:
+    text = message("Unsupported python_type() call", "user-defined")
+    assert break_cause(text) is Break.UNSUPPORTED_PYTHON
+    for file in ("/lib/python3.11/logging/__init__.py", "/site-packages/loguru/_logger.py"):
+        assert break_cause(text, innermost_file=file) is Break.PRINT_OR_LOGGING
+
+
+def test_what_an_autograd_function_cannot_hold_is_its_fault() -> None:
+    branch = message("Data-dependent branching", "attempted to jump with TensorVariable()")
+    assert break_cause(branch, in_function=True) is Break.AUTOGRAD_FUNCTION
+    printed = message("Failed to trace builtin operator", "builtin print [] False")
+    assert break_cause(printed, in_function=True) is Break.PRINT_OR_LOGGING

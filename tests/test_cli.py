@@ -13,12 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from advisor import cli
+from advisor import exits
 from advisor.cli import main
 from advisor.client import Client, PrivateServer, check_address
 from advisor.profiler.errors import HostError, Interrupted, PlanError, StoreError, WorkloadError
 from advisor.profiler.records import Config, Dynamic, Mode, Scope
-from advisor.question import Typed, configs_of, request_of
+from advisor.question import Typed, advice_id_of, configs_of, explain_request, request_of
 
 ADVISE = str(Path(sys.executable).with_name("advise"))
 
@@ -65,7 +65,7 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     code = (
         "import sys\n"
         "from advisor.cli import main\n"
-        "codes = [main(['--help']), main(['run', '--help']), main(['version'])]\n"
+        "codes = [main(['--help']), main(['run', '--help']), main(['check', '--help'])]\n"
         f"print(codes, [name for name in {heavy} if name in sys.modules])"
     )
     done = subprocess.run(
@@ -89,7 +89,8 @@ def test_help_takes_at_most_three_imports_of_grpc(tmp_path: Path) -> None:
 
 def test_help_names_the_exit_codes_and_every_command() -> None:
     text = _advise("--help").stdout
-    for name in ("run", "serve", "trials", "show", "presets", "version", "Exit codes"):
+    commands = ("run", "explain", "check", "serve", "trials", "show", "presets", "version")
+    for name in (*commands, "Exit codes", "1 check found something worse"):
         assert name in text
 
 
@@ -142,6 +143,19 @@ def test_help_names_the_exit_codes_and_every_command() -> None:
         ("run train.py:build --steps 10 --plot no/out.png", "its folder is missing"),
         ("run train.py:build --steps 10 --server nowhere", "is not an address"),
         ("show a1 --plot out.pdf", "suffix that is not known"),
+        ("explain", "Missing argument"),
+        ("explain train.py", "neither the id of an advice nor a workload"),
+        ("explain missing.py:build", "there is no such file"),
+        ("explain train.py:build --steps 0", "--steps 0"),
+        ("explain train.py:build --mode fast", "known are default, reduce-overhead"),
+        ("explain a1b2c3d4e5 --device cpu", "the advice a1b2c3d4e5 is only shown"),
+        ("explain train.py:build --json --sarif", "--json and --sarif came together"),
+        ("check train.py:build", "Missing option '--baseline'"),
+        ("check missing.py:build --baseline b.json", "there is no such file"),
+        ("check train.py:build --baseline b.json", "run once with --update to write it"),
+        ("check train.py:build --baseline train.py", "train.py is not a baseline"),
+        ("check train.py:build --baseline train.py --update", "train.py is not a baseline"),
+        ("check train.py:build --baseline no/b.json --update", "its folder is missing"),
         ("trials --most 0", "Invalid value for '--most'"),
         ("serve --listen 0.0.0.0:50551", "is not a loopback address"),
     ],
@@ -170,11 +184,19 @@ def test_wrong_request_is_one_sentence_and_starts_nothing(
         assert said[0].startswith("advise: ")
 
 
-def test_missing_file_is_said_within_a_second(tmp_path: Path) -> None:
-    began = time.perf_counter()
-    done = _advise("run", str(tmp_path / "missing.py:build"), "--steps", "10")
-    assert time.perf_counter() - began < 1
+def test_missing_file_is_said_before_anything_heavy_is_loaded(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [str(ADVISE), "run", str(tmp_path / "missing.py:build"), "--steps", "10"],
+        env={**os.environ, "PYTHONPROFILEIMPORTTIME": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
+    assert "advisor.cli" in loaded
+    assert not loaded & {"torch", "grpc", "advisor.service.server"}
 
 
 def test_file_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
@@ -243,6 +265,23 @@ def test_what_is_no_address_is_refused(address: str) -> None:
         check_address(address)
 
 
+def test_workload_to_explain_is_measured_whatever_its_plan(job: Path) -> None:
+    request = explain_request(Typed(target="train.py:build"))
+    assert request.limits.measure_anyway
+    assert request.limits.configs == (Config(),)
+    assert request.plan.steps == 1e6
+    asked = explain_request(Typed(target="train.py:build", steps=500, dynamics=["true"]))
+    assert asked.limits.configs == (Config(dynamic=Dynamic.TRUE),)
+    assert asked.plan.steps == 500
+    assert not request_of(Typed(target="train.py:build", steps=10)).limits.measure_anyway
+
+
+def test_name_with_a_colon_is_a_workload_and_without_one_an_id() -> None:
+    assert advice_id_of(Typed(target="3ea83c0801")) == "3ea83c0801"
+    for target in ("train.py:build", "hf:gpt2", "package.module:build"):
+        assert advice_id_of(Typed(target=target)) is None
+
+
 # --- how errors are said
 
 
@@ -251,7 +290,7 @@ def test_own_traceback_of_the_person_comes_before_the_sentence(
 ) -> None:
     theirs = 'Traceback (most recent call last):\n  File "train.py", line 3\nKeyError: \x1b[2J\n'
     error = WorkloadError("build(cpu) raised", "KeyError: 'x'", user_traceback=theirs)
-    assert cli._fail(error) == 2
+    assert exits.say(error) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
@@ -274,7 +313,7 @@ def test_own_traceback_of_the_person_comes_before_the_sentence(
 def test_errors_have_their_exit_codes(
     error: HostError, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli._fail(error) == code
+    assert exits.say(error) == code
     assert capsys.readouterr().err == f"advise: {error}\n"
 
 
@@ -282,7 +321,7 @@ def test_mistake_of_ours_is_one_sentence_with_the_traceback_in_a_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert cli._fail_inside(ZeroDivisionError("x / 0")) == 3
+    assert exits.say_inside(ZeroDivisionError("x / 0")) == 3
     err = capsys.readouterr().err
     (file,) = tmp_path.glob("advise-error-*.txt")
     assert err.count("\n") == 1

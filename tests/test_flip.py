@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from advisor.profiler.errors import PlanError
-from advisor.profiler.flip import Flip, apply_options, targets
+from advisor.profiler.flip import Flip, targets
+from advisor.profiler.options import apply_options
 from advisor.profiler.records import Config, Mode, Scope
 from advisor.profiler.training import Trainer
 from advisor.profiler.twin import flip_check, twin_of

@@ -43,3 +43,41 @@ def test_a_place_is_mended_once_and_the_dearest_recompile_comes_first() -> None:
         recompiles=(cheap, dear),
     )
     assert [fix.line for fix in mends([trial, trial])] == [3, 6, 5]
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "words"),
+    [
+        (RecompileCause.OTHER, "domain == 'news'", "`domain`, a string, changes"),
+        (RecompileCause.OTHER, "batch['source'] == \"a 'b'\"", "`batch['source']`, a string"),
+        (RecompileCause.OTHER, "mask is None", "`mask` is None in some steps"),
+        (RecompileCause.OTHER, "last == True", "`last`, a flag"),
+        (RecompileCause.OTHER, "list(dict.keys(extra))[0] == 'a'", "the keys of a dict"),
+        (RecompileCause.OTHER, "GLOBAL_STATE changed: num_threads", "a global setting of torch"),
+        (RecompileCause.OTHER, "no word known", "a value that the compiled code relies on"),
+        (RecompileCause.PYTHON_NUMBER, "level == 3", "`level`, a Python int or float"),
+        (RecompileCause.PYTHON_NUMBER, "___stack0 == 2.5", "left at the graph break"),
+        (RecompileCause.MODULE_ATTRIBUTE, "self.net.seen == 4", "`self.net.seen`, an attribute"),
+        (RecompileCause.MODULE_ATTRIBUTE, "len(self.log) == 4", "`len(self.log)`, an attribute"),
+        (
+            RecompileCause.OBJECT_IDENTITY,
+            "___check_type_id(self.act), type=<class 'torch.nn.GELU'>",
+            "`self.act` is another object",
+        ),
+    ],
+)
+def test_a_recompile_names_what_changes(cause: RecompileCause, reason: str, words: str) -> None:
+    met = Recompile(cause=cause, reason=reason, count=1, lost_s=1.0)
+    assert words in recompile_mend(met, limit_hit=False)
+
+
+def test_a_break_names_what_was_called_and_what_is_lost() -> None:
+    met = GraphBreak(
+        cause=GraphBreakCause.FOREIGN_CALL,
+        reason="Dynamo does not know how to trace the builtin `lib.solve`; as it lies in a loop,"
+        " all of `forward` is left to Python",
+        code="x = solve(c)",
+    )
+    text = break_mend(met)
+    assert "`lib.solve`" in text
+    assert text.endswith("; as it lies in a loop, all of `forward` is left to Python")

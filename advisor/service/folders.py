@@ -3,6 +3,7 @@
     DATA/results.sqlite3                  the results database (`store`)
     DATA/campaigns/ADVICE/TRIAL/          private folder of a trial, with its compile cache
     DATA/devices/DEVICE.lock              held while a campaign measures on a device
+    DATA/reproductions/TRIAL/             what repeats a trial that went wrong; the newest stay
 
 Of a finished campaign the folder of the trial that the advice hands over stays; nothing else.
 """
@@ -46,6 +47,11 @@ def data_folder() -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StoreError(f"the data folder {folder} cannot be written", "permission denied")
     return folder.resolve()
+
+
+def reproductions_folder(data: Path) -> Path:
+    """Returns the folder of what repeats failed trials; `reproduction` makes and cleans it."""
+    return data / "reproductions"
 
 
 class CampaignFolder:

@@ -33,11 +33,12 @@ from advisor.profiler.records import (
     TrialSpec,
     TrialStatus,
 )
+from advisor.profiler.reproduction import with_reproduction
 from advisor.request import AdviceRequest
 from advisor.service import store as stores
 from advisor.service.accelerator import AcceleratorWatch, open_nvml
 from advisor.service.errors import ShuttingDown
-from advisor.service.folders import CampaignFolder, Devices, device_of
+from advisor.service.folders import CampaignFolder, Devices, device_of, reproductions_folder
 from advisor.service.store import Store
 
 log = logging.getLogger(__name__)
@@ -143,6 +144,9 @@ class Jobs:
                         host = await stack.enter_async_context(self._start_host())
                     trial_began = time.monotonic()
                     trial = await _run_watched(host, spec, step, _uuid(campaign), emit)
+                    trial = await asyncio.to_thread(
+                        _repeatable, trial, spec, campaign, reproductions_folder(self._data)
+                    )
                     await self._keep(trial, request, advice_id, emit)
                     campaign.add(trial, time.monotonic() - trial_began)
                     told = len(campaign.trials)
@@ -214,6 +218,18 @@ def _uuid(campaign: Campaign) -> str:
     """Returns the name of the GPU that the campaign measures on, once a trial has told it."""
     environment = campaign.eager.environment if campaign.eager else None
     return environment.device_uuid if environment else ""
+
+
+def _repeatable(trial: Trial, spec: TrialSpec, campaign: Campaign, folder: Path) -> Trial:
+    """Returns the trial with the folder that repeats it, if it went wrong."""
+    facts = campaign.eager.workload if campaign.eager else None
+    return with_reproduction(
+        trial,
+        spec,
+        folder,
+        environment=campaign.eager.environment if campaign.eager else None,
+        blocks=facts.blocks if facts else (),
+    )
 
 
 async def _run_watched(host: Host, spec: TrialSpec, step: Step, uuid: str, emit: Emit) -> Trial:

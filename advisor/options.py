@@ -1,0 +1,54 @@
+"""The options that several commands of `advise` share, each described once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Workload = Annotated[
+    str, typer.Argument(help="file.py:function, package.module:function, hf:NAME or hf:DIR.")
+]
+Budget = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Longest to measure: 300, 5m, 1h.")
+]
+MemoryLimit = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Most that a trial may hold: 4G.")
+]
+Restarts = Annotated[int, typer.Option(help="How often the job is started again.")]
+PricePerHour = Annotated[float | None, typer.Option(help="Price of a machine hour.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Modes = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Only this mode (repeatable): default, reduce-overhead, "
+        "max-autotune-no-cudagraphs, max-autotune."
+    ),
+]
+Scopes = Annotated[
+    list[str] | None, typer.Option(help="Only this scope (repeatable): model, regional.")
+]
+Dynamics = Annotated[
+    list[str] | None, typer.Option(help="Only this (repeatable): auto, true, false.")
+]
+Task = Annotated[str | None, typer.Option(help="Preset: its task.")]
+BatchSize = Annotated[int | None, typer.Option(help="Preset: samples of a batch.")]
+Length = Annotated[int | None, typer.Option(help="Preset: length of a sample.")]
+Precision = Annotated[str | None, typer.Option(help="Preset: its precision.")]
+Scale = Annotated[str | None, typer.Option(help="Preset: its size, such as tiny.")]
+Seed = Annotated[int, typer.Option(help="Seed of all random generators.")]
+Server = Annotated[
+    str | None,
+    typer.Option(metavar="HOST:PORT", help="Ask a running advisor. Without it: a private one."),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the answer as JSON, and nothing else on stdout.")
+]
+Sarif = Annotated[
+    bool, typer.Option("--sarif", help="Print the mends as SARIF 2.1.0, for editors and reviews.")
+]
+PlotFile = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw total time over steps: .png, .svg or .html."),
+]

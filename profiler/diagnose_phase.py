@@ -1,0 +1,64 @@
+"""The last phase of a trial: what other settings would capture, and which recompiles settle.
+
+All figures are known by then. Whatever goes wrong here costs a warning, not the trial: it has been
+sent already when this begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from advisor.profiler import probe
+from advisor.profiler.records import Config, Trial
+from advisor.profiler.training import Trainer
+
+# Less time than this is not worth beginning with.
+_LEAST_S = 2.0
+# Share of the time for whether recompiles settle; what settings would bring gets the rest.
+_SETTLING_SHARE = 0.4
+
+
+def worthwhile(trial: Trial, limit_s: float) -> bool:
+    """Returns whether there is anything to look for, and time for it."""
+    return bool(trial.graph_breaks or trial.recompiles) and limit_s >= _LEAST_S
+
+
+def diagnose(
+    trial: Trial,
+    trainer: Trainer,
+    modules: Sequence[torch.nn.Module],
+    config: Config,
+    *,
+    limit_s: float,
+    still_compiling: bool,
+) -> Trial:
+    """Returns the trial with `what_ifs`, and with `settles` and `variants` of its recompiles.
+
+    Traces the modules anew, so that the trial's own compiled code is gone afterwards.
+    """
+    begun = time.perf_counter()
+    try:
+        recompiles = probe.settling(
+            trainer,
+            modules,
+            config,
+            trial.recompiles,
+            limit_s=limit_s * _SETTLING_SHARE,
+            still_compiling=still_compiling,
+        )
+        what_ifs = probe.what_ifs(
+            trainer,
+            modules,
+            config,
+            trial.graph_breaks,
+            recompiles,
+            limit_s=limit_s - (time.perf_counter() - begun),
+        )
+    except Exception as error:  # noqa: BLE001 - the person's own steps run here, and may raise
+        text = f"not all causes were looked for: {type(error).__name__}: {error}"
+        return replace(trial, warnings=(*trial.warnings, text[:500]))
+    return replace(trial, recompiles=recompiles, what_ifs=what_ifs)
