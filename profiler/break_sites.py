@@ -248,6 +248,8 @@ class _Blame:
 
     anywhere: frozenset[int] = frozenset()
     by_line: dict[int, frozenset[int]] = field(default_factory=dict)
+    # The code is what remains of a function after a break.
+    rest: bool = False
 
 
 class CompiledWatch(_Watch):
@@ -273,8 +275,10 @@ class CompiledWatch(_Watch):
             self._by_file[function.code.co_filename].append(function)
         self._refused = refused
         self._blames: dict[CodeType, _Blame | None] = {}
-        # Breaks of the ranges that are open, outermost first.
-        self._open: list[frozenset[int]] = []
+        # Breaks of the ranges that are open, outermost first; None: any may come within.
+        self._open: list[frozenset[int] | None] = []
+        # For each watched frame that runs, the range that it was called in.
+        self._called_in: dict[FrameType, frozenset[int] | None] = {}
 
     def _enter_function(self, frame: FrameType) -> Tracer | None:
         code = frame.f_code
@@ -286,9 +290,16 @@ class CompiledWatch(_Watch):
         if blame is None:
             return None
         frame.f_trace_lines = bool(blame.by_line)
-        return self._ranges_of(blame)
+        called_in = self._open[-1] if self._open else None
+        whole = None
+        if blame.rest and frame.f_back in self._called_in:
+            # Dynamo calls the rest of a function from the line of the break: not within it.
+            called_in = self._called_in[frame.f_back]
+            whole = self._open_range(called_in)
+        self._called_in[frame] = called_in
+        return self._ranges_of(blame, whole)
 
-    def _ranges_of(self, blame: _Blame) -> Tracer:
+    def _ranges_of(self, blame: _Blame, whole: Any) -> Tracer:
         current = self._begin(blame.anywhere)
         statement: frozenset[int] = frozenset()
 
@@ -299,6 +310,9 @@ class CompiledWatch(_Watch):
                 self._end(current)
                 statement = now
                 current = self._begin(now) if event == "line" else None
+            if event == "return":
+                self._end(whole)
+                self._called_in.pop(frame, None)
             return disabled
 
         disabled: Tracer = torch.compiler.disable(trace)
@@ -309,11 +323,12 @@ class CompiledWatch(_Watch):
 
         A function that is shared by many callers leads to more breaks than the caller's line.
         """
-        if self._open:
+        if self._open and self._open[-1] is not None:
             breaks &= self._open[-1]
-        if not breaks:
-            return None
-        opened = torch.profiler.record_function(RANGE + ",".join(map(str, sorted(breaks))))
+        return self._open_range(breaks) if breaks else None
+
+    def _open_range(self, breaks: frozenset[int] | None) -> Any:
+        opened = torch.profiler.record_function(RANGE + ",".join(map(str, sorted(breaks or ()))))
         opened.__enter__()
         self._open.append(breaks)
         return opened
@@ -328,10 +343,11 @@ class CompiledWatch(_Watch):
         if not fitting:
             return None
         function = min(fitting, key=lambda each: _extent(each.code)[1] - _extent(each.code)[0])
+        rest = code.co_name != function.code.co_name
         refused = (code.co_filename, code.co_firstlineno) in self._refused
         if is_rewritten(code) or refused:
-            return _Blame(by_line=_by_line(function))
-        return _Blame(anywhere=_culprits(function, code))
+            return _Blame(by_line=_by_line(function), rest=rest)
+        return _Blame(anywhere=_culprits(function, code), rest=rest)
 
 
 def _by_line(function: Function) -> dict[int, frozenset[int]]:
@@ -351,7 +367,7 @@ def _culprits(function: Function, code: CodeType) -> frozenset[int]:
     A break in a loop or a `try` cannot be gone on from (torch/_dynamo/symbolic_convert.py,
     "graph break in loop"); then come those under a context manager, then all.
     """
-    if code is not function.code:  # a rest: what stands above it was passed without harm
+    if code.co_name != function.code.co_name:  # a rest: what is above it was passed
         below = {
             line: breaks for line, breaks in function.lines.items() if line >= code.co_firstlineno
         }

@@ -7,6 +7,7 @@ a name to the enum in `records` and the proto, and a test with a real message of
 from __future__ import annotations
 
 import re
+import sys
 
 from advisor.profiler.records import GraphBreakCause as Break
 from advisor.profiler.records import RecompileCause as Re
@@ -82,6 +83,9 @@ _LOGGER_FILES = re.compile(
     r"/(logging/__init__|warnings|torch/utils/tensorboard/\w+)\.py$|"
     r"/(loguru|tqdm|wandb|tensorboardX|structlog|absl/logging|rich|mlflow|neptune|comet_ml|aim)/"
 )
+# What is called, in the compiler's context of a function that it skips.
+_CALLED = re.compile(r"\bmodule: (\w+)")
+_OWN_FILES = re.compile(r"filename: `\S*(/site-packages/torch/|/lib/python3\.\d+/(?!\w+-packages))")
 # What an autograd.Function cannot hold is the function's fault, as a graph cannot end within it.
 _OF_FUNCTION = {
     Break.DATA_DEPENDENT_BRANCH,
@@ -133,9 +137,21 @@ def break_cause(message: str, *, innermost_file: str = "", in_function: bool = F
         return Break.DISTRIBUTED_WRAPPER
     if _LOGGER_FILES.search(innermost_file):
         return Break.PRINT_OR_LOGGING
-    text = telling_words(message).lower()
-    cause = next((cause for words, cause in _BREAKS if re.search(words, text)), Break.OTHER)
+    words = telling_words(message)
+    cause = next(
+        (cause for pattern, cause in _BREAKS if re.search(pattern, words.lower())), Break.OTHER
+    )
+    if cause is Break.FOREIGN_CALL and _is_pythons_or_torchs(words):
+        cause = Break.UNSUPPORTED_PYTHON
     return Break.AUTOGRAD_FUNCTION if in_function and cause in _OF_FUNCTION else cause
+
+
+def _is_pythons_or_torchs(words: str) -> bool:
+    """Returns whether what is called comes with Python or torch: no foreign library."""
+    called = _CALLED.search(words)
+    if called and called.group(1) in sys.stdlib_module_names - {"_ctypes", "ctypes"}:
+        return True
+    return _OWN_FILES.search(words) is not None
 
 
 def telling_words(message: str) -> str:

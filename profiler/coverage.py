@@ -112,8 +112,8 @@ def measure(
 ) -> Coverage:
     """Returns the coverage of the compiled step, and `breaks` with what each of them costs.
 
-    Runs a few dozen steps at most, on the first two batches. The modules are left as they were found,
-    compiled or eager. Raises what the workload's own step raises.
+    Runs a few dozen steps at most, on the first two batches. The modules are left as they were
+    found, compiled or eager. Raises what the workload's own step raises.
     """
     batches = list(batches[:_MOST_BATCHES])
     was_compiled = flip.compiled
@@ -212,11 +212,16 @@ def _compiled_modules(trainer: Trainer, flip: Flip) -> list[torch.nn.Module]:
 
 def _refused() -> frozenset[tuple[str, int]]:
     """Returns file and first line of the code at which the compiler met its recompile limit."""
-    return frozenset(
-        (str(getattr(metric, "co_filename", "")), int(getattr(metric, "co_firstlineno", 0) or 0))
-        for metric in torch_internals.compile_metrics()
-        if _LIMIT_WORDS in str(getattr(metric, "fail_reason", "") or "").lower()
-    )
+    places: dict[str, tuple[str, int]] = {}
+    limited = set()
+    for metric in torch_internals.compile_metrics():
+        # "0/8": the ninth compile of the frame 0. The one refused does not tell its place.
+        frame = str(getattr(metric, "compile_id", "")).split("/", 1)[0]
+        if getattr(metric, "co_filename", None):
+            places[frame] = (metric.co_filename, int(metric.co_firstlineno or 0))
+        if _LIMIT_WORDS in str(getattr(metric, "fail_reason", "") or "").lower():
+            limited.add(frame)
+    return frozenset(places[frame] for frame in limited if frame in places)
 
 
 def _observe_steps(
@@ -336,7 +341,8 @@ class _Reader:
         elif name.startswith(_BACKWARD):
             inner.forward = (event.fwd_thread_id(), event.sequence_nr())
         elif name.startswith(RANGE):
-            inner.breaks = frozenset(map(int, name.removeprefix(RANGE).split(",")))
+            indexes = name.removeprefix(RANGE)
+            inner.breaks = frozenset(map(int, indexes.split(","))) if indexes else frozenset()
         elif name.startswith(torch_internals.COMPILED_GRAPH_EVENT):
             inner.in_graph = True
         else:

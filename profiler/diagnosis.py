@@ -35,6 +35,7 @@ from advisor.profiler.units import config_name, count, duration, ratio
 _MOST_WHAT_IFS = 2
 # A coverage below this is called silent eager where no limit and no break explains it.
 _HARDLY = 0.1
+_LITERALS = {"true": "True", "false": "False"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,8 +216,10 @@ def _with_setting(mend: str, what_if: WhatIf | None) -> str:
     """Returns a mend with the settings that do the same without an edit, and what else they do."""
     if what_if is None:
         return mend
-    named = " and ".join(f"{name} = {value}" for name, value in what_if.options)
-    return "; ".join((f"{mend}; or set {named}", *settings.effects(what_if.options)))
+    # Many a mend names the setting already, as it can be known from the cause alone.
+    new = [f"{name} = {_LITERALS.get(v, v)}" for name, v in what_if.options if name not in mend]
+    also = (f"or set {' and '.join(new)}",) if new else ()
+    return "; ".join((mend, *also, *settings.effects(what_if.options)))
 
 
 def _setting(

@@ -65,6 +65,12 @@ EXAMPLES = (
             "module: scipy.optimize._lsap, qualname: linear_sum_assignment, skip reason: x",
             Break.FOREIGN_CALL,
         ),
+        (SKIPPED, "module: time, qualname: perf_counter, skip reason: x",
+         Break.UNSUPPORTED_PYTHON),
+        ("Attempted to inline function marked as skipped",
+         "qualname: guard.__init__, name: __init__,"
+         " filename: `/v/lib/python3.11/site-packages/torch/autograd/mode.py`, skip reason: x",
+         Break.UNSUPPORTED_PYTHON),
         (SKIPPED, "module: my_extension, qualname: fused_step, skip reason: x",
          Break.FOREIGN_CALL),
         ("Tensor.numpy() with trace_numpy=False", "", Break.FOREIGN_CALL),

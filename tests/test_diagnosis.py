@@ -116,7 +116,14 @@ def test_a_setting_that_was_not_tried_is_named_with_an_estimate() -> None:
     fix = only(fixes([trial(graph_breaks=(READ,), what_ifs=(what_if,))]))
     assert fix.options == SCALAR
     assert not fix.measured
-    assert fix.what.endswith("; or set torch._dynamo.config.capture_scalar_outputs = True")
+    assert fix.what.count("torch._dynamo.config.capture_scalar_outputs") == 1
+
+
+def test_a_setting_that_the_mend_does_not_name_is_added() -> None:
+    nested = (("torch._dynamo.config.nested_graph_breaks", "true"),)
+    what_if = WhatIf(options=nested, removes=("SCALAR_READ",))
+    fix = only(fixes([trial(graph_breaks=(READ,), what_ifs=(what_if,))]))
+    assert fix.what.endswith("; or set torch._dynamo.config.nested_graph_breaks = True")
 
 
 def test_what_a_setting_changes_besides_is_said() -> None:

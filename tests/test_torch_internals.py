@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def resolved_names() -> set[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
-            if text.startswith("torch.") and " " not in text and "__" not in text:
+            if re.fullmatch(r"torch(\.\w+)*\.[A-Za-z_]\w+", text) and text not in LOGGERS:
                 names.add(text)
     return names
 
@@ -34,7 +35,25 @@ def test_this_torch_has_every_name() -> None:
 
 @pytest.mark.parametrize("name", sorted(resolved_names()))
 def test_every_name_that_a_function_looks_up_is_there(name: str) -> None:
-    assert torch_internals._find(name.rstrip(".")) is not None
+    assert torch_internals._find(name) is not None
+
+
+def test_names_that_are_put_together_are_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+    find = torch_internals._find
+
+    def noted(name: str) -> object:
+        asked[name] = find(name)
+        return asked[name]
+
+    monkeypatch.setattr(torch_internals, "_find", noted)
+    torch_internals.start_compile_records()
+    torch_internals.compile_metrics()
+    torch_internals.counters()
+    torch_internals.cpu_has_bfloat16()
+    torch_internals.jagged_tensors_made()
+    assert {name for name, found in asked.items() if found is None} == set()
+    assert "torch._dynamo.utils.clear_compilation_metrics" in asked
 
 
 def test_the_names_looked_up_were_found_in_the_source() -> None:

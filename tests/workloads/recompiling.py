@@ -70,16 +70,6 @@ class Picking(Net):
 
     def __init__(self):
         super().__init__()
-        self.adapters = nn.Parameter(torch.rand(MANY, WIDTH))
-
-    def forward(self, x, which):
-        x = self.before(x)
-        return self.after(x * self.adapters[which])
-
-
-class PickingModules(Net):
-    def __init__(self):
-        super().__init__()
         self.adapters = nn.ModuleList(Mix(rounds=1) for _ in range(MANY))
 
     def forward(self, x, which):
@@ -87,7 +77,7 @@ class PickingModules(Net):
         return self.after(self.adapters[which](x))
 
 
-class PickingStacked(PickingModules):
+class PickingStacked(Picking):
     """The same adapters, picked by a tensor out of their stacked weights."""
 
     def forward(self, x, which):
@@ -98,8 +88,11 @@ class PickingStacked(PickingModules):
         return self.after(x)
 
 
-picking = workload(PickingModules, _with(lambda step: step % MANY), _passing())
-picking_mended = workload(PickingStacked, _with(lambda step: torch.tensor(step % MANY)), _passing())
+picking = workload(Picking, _with(lambda step: step % MANY), _passing())
+# A tensor of one dimension: one without would be read as a number.
+picking_mended = workload(
+    PickingStacked, _with(lambda step: torch.tensor([step % MANY])), _passing()
+)
 
 
 class Counting(Net):
@@ -206,13 +199,13 @@ class RateAware(Net):
         return self.after(x * (1.0 + 100 * self.optimizer.param_groups[0]["lr"]))
 
 
-def _scheduled(rate):
-    """Returns a workload function with a learning rate that falls after each step."""
+def _scheduled(form):
+    """Returns a workload function with a learning rate, in some form, that falls each step."""
 
     def build(device):
         job = workload(RateAware)(device)
         model = job["model"]
-        model.optimizer = torch.optim.SGD(model.parameters(), lr=rate)
+        model.optimizer = torch.optim.SGD(model.parameters(), lr=form(1e-3))
         schedule = torch.optim.lr_scheduler.ExponentialLR(model.optimizer, 0.999)
 
         def step(model, batch, optimizer):
@@ -228,8 +221,8 @@ def _scheduled(rate):
     return build
 
 
-optimizer_state = _scheduled(1e-3)
-optimizer_state_mended = lambda device: _scheduled(torch.tensor(1e-3))(device)  # noqa: E731
+optimizer_state = _scheduled(float)
+optimizer_state_mended = _scheduled(torch.tensor)
 
 Source = enum.Enum("Source", [f"shard_{index}" for index in range(MANY)])
 SOURCES = tuple(Source)
@@ -270,6 +263,29 @@ identity = workload(Weighing, _with(_source), _passing())
 identity_mended = workload(Weighed, _with(_weight), _passing())
 text = workload(WeighingByName, _with(_name), _passing())
 text_mended = workload(Weighed, _with(_weight), _passing())
+
+
+class Mended(nn.Module):
+    """All of these whose values come as tensors, in one."""
+
+    def __init__(self):
+        super().__init__()
+        self.warming, self.picking = Warming(), PickingStacked()
+        self.counting, self.weighed = CountingInBuffer(), Weighed()
+
+    def forward(self, x, values):
+        step, which, weight = values
+        x = self.warming(x, step)
+        x = self.picking(x, which)
+        x = self.counting(x)
+        return self.weighed(x, weight)
+
+
+def _tensors(step):
+    return torch.tensor(step), torch.tensor([step % MANY]), _weight(step)
+
+
+all_mended = workload(Mended, _with(_tensors), _passing())
 
 
 class Dropping(Net):

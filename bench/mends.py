@@ -1,0 +1,226 @@
+"""What the mend of each cause brings: the same training step before and after it.
+
+Before and after are trials of their own, one after the other, each against plain eager in ABBA
+blocks. The gain is how many times as fast a compiled step became: eager steps drift with the
+machine, so each arm counts relative to the eager steps of its own trial, and the two are put
+together by what eager itself takes before and after the mend.
+
+    python bench/mends.py            # all of them, a Markdown table
+    python bench/mends.py branch     # those whose names begin so
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from campaigns import REPOSITORY, machine
+
+from advisor.profiler.api import profile
+from advisor.profiler.records import Config, Dynamic, Measuring, Scope, Trial, TrialStatus
+
+WORKLOADS = REPOSITORY / "tests" / "workloads"
+MEASURING = Measuring(max_warm_up_s=2.0, max_steady_s=6.0, half_width=0.01, max_diagnose_s=0.0)
+DYNAMO = "torch._dynamo.config."
+HEAD = ("cause", "how it is met", "detected", "mend", "before", "after", "gain of the mend")
+
+
+@dataclass(frozen=True)
+class Mend:
+    """A cause, and one mend of it: another function, or another configuration."""
+
+    cause: str
+    met: str
+    workload: str
+    mend: str
+    edited: bool = True
+    config: Config = Config()
+
+    @property
+    def name(self) -> str:
+        """Its workload's own name."""
+        return self.workload.partition(":")[2]
+
+
+def _setting(**values: str) -> Config:
+    return Config(options=tuple((f"{DYNAMO}{name}", text) for name, text in sorted(values.items())))
+
+
+MENDS: tuple[Mend, ...] = (
+    Mend("SCALAR_READ", ".item()", "causes:scalar_read", "keep it a tensor"),
+    Mend(
+        "SCALAR_READ",
+        ".item()",
+        "causes:scalar_read",
+        "capture_scalar_outputs",
+        edited=False,
+        config=_setting(capture_scalar_outputs="true"),
+    ),
+    Mend("DATA_DEPENDENT_BRANCH", "an if", "causes:branch", "torch.where"),
+    Mend("DATA_DEPENDENT_BRANCH", "an if in a loop", "causes:branch_in_loop", "torch.where"),
+    Mend("DATA_DEPENDENT_BRANCH", "an if in try", "causes:branch_in_try", "torch.where"),
+    Mend("DYNAMIC_OUTPUT_SHAPE", "a boolean mask", "causes:masked", "multiply by the mask"),
+    Mend(
+        "DYNAMIC_OUTPUT_SHAPE",
+        "a boolean mask",
+        "causes:masked",
+        "capture_dynamic_output_shape_ops",
+        edited=False,
+        config=_setting(capture_dynamic_output_shape_ops="true", capture_scalar_outputs="true"),
+    ),
+    Mend("PRINT_OR_LOGGING", "print of a tensor", "causes:printing", "after the step"),
+    Mend(
+        "PRINT_OR_LOGGING",
+        "print of a tensor",
+        "causes:printing",
+        "reorderable_logging_functions",
+        edited=False,
+        config=_setting(reorderable_logging_functions="builtins.print"),
+    ),
+    Mend("PRINT_OR_LOGGING", "a logger", "causes:logs", "after the step"),
+    Mend("PRINT_OR_LOGGING", "warnings.warn", "causes:warns", "once, before training"),
+    Mend("UNREGISTERED_OPERATOR", "no fake", "causes:unregistered", "custom_op, register_fake"),
+    Mend("FOREIGN_CALL", "SciPy", "causes:by_scipy", "torch.erf"),
+    Mend("FOREIGN_CALL", "NumPy", "causes:by_numpy", "torch.clamp"),
+    Mend("UNSUPPORTED_PYTHON", "a lock", "python_breaks:locked", "without it"),
+    Mend("UNSUPPORTED_PYTHON", "nn.LSTM", "python_breaks:recurrent", "written in torch"),
+    Mend(
+        "UNSUPPORTED_PYTHON",
+        "nn.LSTM",
+        "python_breaks:recurrent",
+        "allow_rnn",
+        edited=False,
+        config=_setting(allow_rnn="true"),
+    ),
+    Mend("AUTOGRAD_FUNCTION", "an if", "python_breaks:autograd_function", "torch.where"),
+    Mend("HOOK", "a backward hook", "python_breaks:hooked", "a hook of the tensor"),
+    Mend("DISABLED_FUNCTION", "compiler.disable", "python_breaks:disabled", "without the mark"),
+    Mend("SKIPPED_FRAME", "skip_frame()", "python_breaks:skipped_frame", "without it"),
+    Mend(
+        "DISTRIBUTED_WRAPPER",
+        "fully_shard",
+        "python_breaks:sharded",
+        "compile block by block",
+        edited=False,
+        config=Config(scope=Scope.REGIONAL),
+    ),
+    Mend("BATCH_SIZE", "a small last batch", "recompiling:batch_size", "drop_last=True"),
+    Mend("SHAPE", "lengths", "recompiling:lengths", "mark_dynamic"),
+    Mend(
+        "SHAPE",
+        "lengths",
+        "recompiling:lengths",
+        "dynamic=True",
+        edited=False,
+        config=Config(dynamic=Dynamic.TRUE),
+    ),
+    Mend("PYTHON_NUMBER", "a step number", "recompiling:number", "a tensor"),
+    Mend("PYTHON_NUMBER", "picks a module", "recompiling:picking", "stacked weights, a tensor"),
+    Mend(
+        "PYTHON_NUMBER",
+        "picks a module",
+        "recompiling:picking",
+        "recompile_limit = 16",
+        edited=False,
+        config=_setting(recompile_limit="16"),
+    ),
+    Mend("MODULE_ATTRIBUTE", "a counter", "recompiling:counting", "a buffer"),
+    Mend(
+        "MODULE_ATTRIBUTE",
+        "a counter",
+        "recompiling:counting",
+        "allow_unspec_int_on_nn_module",
+        edited=False,
+        config=_setting(allow_unspec_int_on_nn_module="true"),
+    ),
+    Mend("DTYPE_OR_DEVICE", "float64 at times", "recompiling:dtype", "float() before"),
+    Mend("STRIDE", "channels_last at times", "recompiling:stride", "contiguous() before"),
+    Mend("OPTIMIZER_STATE", "the rate", "recompiling:optimizer_state", "a tensor"),
+    Mend("OBJECT_IDENTITY", "an enum argument", "recompiling:identity", "a tensor"),
+    Mend("OTHER", "a string argument", "recompiling:text", "a tensor"),
+)
+
+
+def measured(workload: str, config: Config, folder: Path) -> Trial:
+    """Returns the trial of a workload. Raises SystemExit with its own words when it went wrong."""
+    file, _, name = workload.partition(":")
+    trial = profile(
+        f"{WORKLOADS / file}.py:{name}",
+        config,
+        device="cpu",
+        folder=folder,
+        measuring=MEASURING,
+    )
+    if trial.status is not TrialStatus.OK or trial.speedup is None:
+        why = trial.failure.message if trial.failure else trial.status.value
+        raise SystemExit(f"{workload}: {why}")
+    return trial
+
+
+def detected(mend: Mend, trial: Trial) -> str:
+    """Returns whether the trial names the cause, and the source line that it names."""
+    met = next((one for one in trial.graph_breaks if one.cause.value == mend.cause), None)
+    again = next((one for one in trial.recompiles if one.cause.value == mend.cause), None)
+    if met is not None:
+        return f"yes: `{met.code}`"
+    if again is not None:
+        return f"yes: `{linecache.getline(again.file, again.line).strip()}`"
+    return "no"
+
+
+def steps_s(trial: Trial) -> tuple[float, float]:
+    """Returns the seconds of an eager and of a compiled step."""
+    if trial.eager_step_s is None or trial.step_s is None:
+        raise SystemExit("a trial without step times")
+    return trial.eager_step_s.median, trial.step_s.median
+
+
+def row(mend: Mend, before: Trial, after: Trial) -> tuple[str, ...]:
+    """Returns the cells of a mend's row."""
+    if before.speedup is None or after.speedup is None:
+        raise SystemExit(f"{mend.workload}: no speedup")
+    (eager, compiled), (eager_then, compiled_then) = steps_s(before), steps_s(after)
+    compile_s, compile_then_s = before.cold_start_s or 0.0, after.cold_start_s or 0.0
+    return (
+        mend.cause,
+        mend.met,
+        detected(mend, before),
+        f"`{mend.mend}`" if not mend.edited else mend.mend,
+        f"{before.speedup.median:.2f} x, {before.graphs} graphs",
+        f"{after.speedup.median:.2f} x, {after.graphs} graphs",
+        f"{compiled / compiled_then:.2f} x (eager {eager / eager_then:.2f} x),"
+        f" start {compile_s:.0f} to {compile_then_s:.0f} s",
+    )
+
+
+def main(names: Sequence[str]) -> None:
+    """Measures the mends whose workloads' names begin so (none: all), and prints the table."""
+    wanted = [
+        mend for mend in MENDS if not names or any(mend.name.startswith(name) for name in names)
+    ]
+    if not wanted:
+        raise SystemExit(f"no mend of that name: {', '.join(sorted({m.name for m in MENDS}))}")
+    begun, rows = time.perf_counter(), []
+    with tempfile.TemporaryDirectory(prefix="mends-") as folder:
+        known: dict[str, Trial] = {}
+        for mend in wanted:
+            print(
+                f"[{time.perf_counter() - begun:.0f} s] {mend.name}: {mend.mend}", file=sys.stderr
+            )
+            if mend.workload not in known:
+                known[mend.workload] = measured(mend.workload, Config(), Path(folder))
+            mended = f"{mend.workload}_mended" if mend.edited else mend.workload
+            after = measured(mended, mend.config, Path(folder))
+            rows.append(row(mend, known[mend.workload], after))
+    print(f"\n{machine()}, {time.perf_counter() - begun:.0f} s\n")
+    for cells in (HEAD, ("---",) * len(HEAD), *rows):
+        print(f"| {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
