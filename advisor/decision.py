@@ -16,8 +16,8 @@ from advisor.models.economics import Bill, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
 from advisor.models.plan import Plan
 from advisor.profiler import statistics
-from advisor.profiler.errors import AdvisorError
 from advisor.profiler.diagnosis import Stakes, fixes
+from advisor.profiler.errors import AdvisorError
 from advisor.profiler.records import (
     Advice,
     Alternative,

@@ -282,6 +282,7 @@ class Measurement:
             recompiles=found.recompiles,
             recompile_limit_hit=found.recompile_limit_hit,
             skipped_frames=found.skipped_frames,
+            cudagraph_skips=found.cudagraph_skips,
             compile_events=found.events,
             cache_folder=self._spec.folder,
             cache_bytes=facts.folder_bytes(Path(self._spec.folder)),

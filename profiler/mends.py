@@ -7,16 +7,13 @@ setting of torch where one removes the cause.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 
 from advisor.profiler.guards import subject
 from advisor.profiler.records import (
-    Fix,
     GraphBreak,
     GraphBreakCause,
     Recompile,
     RecompileCause,
-    Trial,
 )
 from advisor.profiler.units import count, duration
 
@@ -115,29 +112,6 @@ _VALUES = (
     ),
 )
 _LEFT_AT_BREAK = "the value that was left at the graph break before it"
-
-
-def mends(trials: Iterable[Trial]) -> tuple[Fix, ...]:
-    """Returns a mend for each place at which a graph ended or was compiled again, each once.
-
-    Those of graph breaks come first, in the order of the trials; recompiles by the time they took.
-    """
-    found: dict[tuple[str, int, str], Fix] = {}
-    for trial in trials:
-        for fix in (*_of_breaks(trial), *_of_recompiles(trial)):
-            found.setdefault((fix.file, fix.line, fix.cause), fix)
-    return tuple(found.values())
-
-
-def _of_breaks(trial: Trial) -> Iterator[Fix]:
-    for met in trial.graph_breaks:
-        yield Fix(cause=met.cause.value, what=break_mend(met), file=met.file, line=met.line)
-
-
-def _of_recompiles(trial: Trial) -> Iterator[Fix]:
-    for met in sorted(trial.recompiles, key=lambda one: -one.lost_s):
-        what = recompile_mend(met, limit_hit=trial.recompile_limit_hit)
-        yield Fix(cause=met.cause.value, what=what, file=met.file, line=met.line)
 
 
 def break_mend(met: GraphBreak) -> str:

@@ -6,6 +6,7 @@ has, and the trial passes that on as a warning, so that a gap is said and not ta
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ CUDAGRAPH_LOGGER = "torch._inductor.cudagraph_utils.__cudagraphs"
 COMPILED_GRAPH_EVENT = "## Call CompiledFxGraph"
 
 _NAMES = {
+    "torch.compiler.set_stance": "whether the job bears torch.compile(model) as a wrapper",
     "torch._dynamo.utils.get_compilation_metrics": "compile events",
     "torch._dynamo.utils.clear_compilation_metrics": "compile events",
     "torch._dynamo.utils.set_compilation_metrics_limit": "compile events beyond the 64th",
@@ -231,3 +233,11 @@ def forget_compiled_code() -> None:
         function = _find(name)
         if function is not None:
             function()
+
+
+def plain_calls() -> contextlib.AbstractContextManager[object]:
+    """Returns a context in which compiled callables run plain eager; one that compiles if gone."""
+    stance = _find("torch.compiler.set_stance")
+    if stance is None:
+        return contextlib.nullcontext()
+    return stance("force_eager")  # type: ignore[no-any-return]
