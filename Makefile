@@ -52,7 +52,7 @@ types: install ## check types (mypy --strict)
 protos: install ## generate advisor/v1/ from protos/advisor/v1/*.proto
 	@sh protos/generate.sh
 
-bench: install ## run the benchmarks in bench/ (half an hour)
+bench: install ## run the benchmarks in bench/ (an hour)
 	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
 
 clean: ## remove everything that the other targets made
