@@ -2,9 +2,9 @@
 
 Before and after are trials of their own, one after the other, each against plain eager in ABBA
 blocks. The gain is the speedup over eager after the mend by that before it, so that the machine's
-drift between the two trials cancels; what the edit itself changes of an eager step stands beside it.
-All share one compile cache, and with it the precompiled header: what a recompile took is the time
-of kernels that no trial before had.
+drift between the two trials cancels; what the edit changes of an eager step stands beside it. All
+share one compile cache, and with it the precompiled header: what a recompile took is the time of
+kernels that no trial before had.
 
     python bench/mends.py            # all of them, a Markdown table
     python bench/mends.py branch     # those whose names begin so

@@ -58,6 +58,8 @@ _MOST_DETAILS = 8_000
 def failed_trial(spec: TrialSpec, phase: Phase, error: BaseException) -> Trial:
     """Returns the trial that ended with `error` in `phase`, its status and one sentence why."""
     status, kind, message = _classify(phase, error)
+    mine = [frame for frame in frames(str(error)) if frame.mine]
+    place = mine[-1] if mine else None
     return Trial(
         trial_id=spec.trial_id,
         kind=spec.kind,
@@ -65,7 +67,13 @@ def failed_trial(spec: TrialSpec, phase: Phase, error: BaseException) -> Trial:
         config=spec.config,
         phase_reached=phase,
         failure=Failure(
-            kind=kind, message=message, details=_details(error)[-_MOST_DETAILS:], phase=phase
+            kind=kind,
+            message=message,
+            details=_details(error)[-_MOST_DETAILS:],
+            phase=phase,
+            file=place.file if place else "",
+            line=place.line if place else 0,
+            code=source_line(place) if place else "",
         ),
     )
 

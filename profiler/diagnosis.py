@@ -245,6 +245,9 @@ def _of_compiler(trial: Trial) -> Iterator[Fix]:
             kind=FixKind.COMPILER,
             cause=_shouted(trial.failure.kind, trial.status),
             what=f"{name} {_ENDED[trial.status]}: {trial.failure.message}",
+            file=trial.failure.file,
+            line=trial.failure.line,
+            code=trial.failure.code,
         )
         return
     silent = trial.graphs == 0 or (trial.coverage is not None and trial.coverage < _HARDLY)

@@ -239,6 +239,10 @@ class Failure:
     message: str
     details: str = ""
     phase: Phase | None = None
+    # Where in the person's code it was, as far as known.
+    file: str = ""
+    line: int = 0
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

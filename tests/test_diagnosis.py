@@ -169,7 +169,12 @@ def test_a_trial_that_failed_is_a_cause_before_all_others() -> None:
     failed = trial(
         status=TrialStatus.FAILED_TO_COMPILE,
         pairs=(),
-        failure=Failure(kind="double_backward", message="the step differentiates twice"),
+        failure=Failure(
+            kind="double_backward",
+            message="the step differentiates twice",
+            file="b.py",
+            line=4,
+        ),
         config=Config(scope=Scope.REGIONAL),
     )
     found = fixes([trial(graph_breaks=(BRANCH,)), failed])
@@ -178,6 +183,7 @@ def test_a_trial_that_failed_is_a_cause_before_all_others() -> None:
         (FixKind.GRAPH_BREAK, "DATA_DEPENDENT_BRANCH"),
     ]
     assert "the step differentiates twice" in found[0].what
+    assert (found[0].file, found[0].line) == ("b.py", 4)
 
 
 def test_numbers_that_differ_are_a_cause() -> None:

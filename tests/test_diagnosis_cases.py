@@ -1,15 +1,18 @@
 """A workload for each cause: what ends its graph or compiles it again is found at its line.
 
 And mended, by an edit or by a setting, it is found no more. Most trials take the backend "eager":
-what Dynamo captures is the same, and no C++ is compiled. They share one folder and run on one
-thread, because nothing here depends on how fast a step is.
+what Dynamo captures is the same, and no C++ is compiled. They share one host, which has imported
+torch, and one folder, and run on one thread: nothing here depends on how fast a step is.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import importlib
 import linecache
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from advisor.profiler.api import profile
+from advisor.profiler.launch import TrialHost
 from advisor.profiler.records import (
     Config,
     Dynamic,
@@ -27,7 +30,10 @@ from advisor.profiler.records import (
     RecompileCause,
     Scope,
     Trial,
+    TrialKind,
+    TrialSpec,
     TrialStatus,
+    WorkloadSpec,
 )
 
 WORKLOADS = Path(__file__).parent / "workloads"
@@ -38,21 +44,36 @@ QUICK = Measuring(
 EAGER = Config(backend="eager")
 Break, Re = GraphBreakCause, RecompileCause
 DYNAMO = "torch._dynamo.config."
+AN_IF = "if x.abs().max() > HUGE:"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Trial]]:
     """Returns a function that runs a workload of `tests/workloads/` as a trial."""
     folder = tmp_path_factory.mktemp("causes")
-
-    def run(workload: str, config: Config = EAGER, measuring: Measuring = QUICK) -> Trial:
-        file, _, name = workload.partition(":")
-        target = f"{WORKLOADS / file}.py:{name}"
-        return profile(target, config, device="cpu", folder=folder, measuring=measuring)
-
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, asyncio.Runner() as runner:
         patch.setenv("OMP_NUM_THREADS", "1")
-        yield run
+        stack = contextlib.AsyncExitStack()
+        host = runner.run(stack.enter_async_context(TrialHost.start()))
+
+        def run(workload: str, config: Config = EAGER) -> Trial:
+            file, _, name = workload.partition(":")
+            spec = TrialSpec(
+                trial_id=uuid.uuid4().hex,
+                kind=TrialKind.COMPILE,
+                workload=WorkloadSpec(
+                    target=f"{WORKLOADS / file}.py:{name}", cwd=str(WORKLOADS), device="cpu"
+                ),
+                folder=str(folder),
+                config=config,
+                measuring=QUICK,
+            )
+            return runner.run(host.run(spec))
+
+        try:
+            yield run
+        finally:
+            runner.run(stack.aclose())
 
 
 @dataclass(frozen=True)
@@ -85,29 +106,26 @@ BROKEN = (
             ),
         ),
     ),
+    Case("causes:branch", ((Break.DATA_DEPENDENT_BRANCH, "causes", AN_IF),), graphs=2),
     Case(
-        "causes:branch",
-        ((Break.DATA_DEPENDENT_BRANCH, "causes", "if x.abs().max() > HUGE:"),),
-        graphs=2,
-    ),
-    Case(
-        "causes:branch_in_loop",
-        ((Break.DATA_DEPENDENT_BRANCH, "causes", "if x.abs().max() > HUGE:"),),
-        graphs=0,
-        all_eager=True,
-    ),
-    Case(
-        "causes:branch_in_try",
-        ((Break.DATA_DEPENDENT_BRANCH, "causes", "if not torch.isfinite(x).all():"),),
-        graphs=0,
-        all_eager=True,
-    ),
-    Case(
-        "causes:masked",
-        ((Break.DYNAMIC_OUTPUT_SHAPE, "causes", "kept = x[x > 0]"),),
+        "python_breaks:values",
+        (
+            (Break.DATA_DEPENDENT_BRANCH, "causes", AN_IF),
+            (Break.DYNAMIC_OUTPUT_SHAPE, "causes", "kept = x[x > 0]"),
+            (Break.UNREGISTERED_OPERATOR, "causes", "gate = torch.ops.causes.soften(x.detach())"),
+        ),
         # What is kept differs in size from step to step: compiled once more, then for any size.
         recompiles=((Re.SHAPE, "causes", "kept = x[x > 0]", 1),),
-        graphs=3,
+    ),
+    Case(
+        "python_breaks:given_up",
+        (
+            (Break.DATA_DEPENDENT_BRANCH, "causes", AN_IF),
+            (Break.DATA_DEPENDENT_BRANCH, "causes", "if not torch.isfinite(x).all():"),
+            (Break.SKIPPED_FRAME, "python_breaks", 'torch._dynamo.skip_frame("not this one")'),
+        ),
+        graphs=0,
+        all_eager=True,
     ),
     Case(
         "python_breaks:telling",
@@ -120,10 +138,6 @@ BROKEN = (
                 'warnings.warn("features are not normalised", stacklevel=1)',
             ),
         ),
-    ),
-    Case(
-        "causes:unregistered",
-        ((Break.UNREGISTERED_OPERATOR, "causes", "gate = torch.ops.causes.soften(x.detach())"),),
     ),
     Case(
         "python_breaks:foreign",
@@ -142,29 +156,26 @@ BROKEN = (
         (
             (Break.HOOK, "python_breaks", "return self.after(x)"),
             (Break.DISABLED_FUNCTION, "python_breaks", "x = left_alone(x)"),
+            (Break.AUTOGRAD_FUNCTION, "python_breaks", "if gradient.abs().max() > HUGE:"),
+        ),
+    ),
+    Case(
+        "python_breaks:recurrent",
+        (
             (
                 Break.UNSUPPORTED_PYTHON,
                 "python_breaks",
                 "states, _ = self.lstm(x.view(-1, 4, WIDTH))",
             ),
         ),
-    ),
-    Case(
-        "python_breaks:autograd_function",
-        ((Break.AUTOGRAD_FUNCTION, "python_breaks", "if gradient.abs().max() > HUGE:"),),
-    ),
-    Case(
-        "python_breaks:skipped_frame",
-        ((Break.SKIPPED_FRAME, "python_breaks", 'torch._dynamo.skip_frame("not this one")'),),
-        graphs=0,
-        all_eager=True,
+        graphs=2,
     ),
     Case(
         "python_breaks:sharded",
         ((Break.DISTRIBUTED_WRAPPER, "python_breaks", "x = block(x)"),),
         graphs=2,
         # The first block's input needs no gradient, those of the others do.
-        recompiles=((Re.GRAD_MODE, "causes", "def forward(self, x):", 1),),
+        recompiles=((Re.GRAD_MODE, "python_breaks", "def forward(self, x):", 1),),
     ),
 )
 RECOMPILED = (
@@ -257,7 +268,6 @@ MENDED_BY_AN_EDIT = (
     "python_breaks:all_mended",
     "recompiling:all_mended",
     "recompiling:lengths_mended",
-    "recompiling:dtype_mended",
     "recompiling:stride_mended",
     "recompiling:optimizer_state_mended",
 )
@@ -283,10 +293,13 @@ def _options(**values: str) -> Config:
 
 
 MENDED_BY_A_SETTING = (
-    ("causes:scalar_read", _options(capture_scalar_outputs="true")),
     (
-        "causes:masked",
-        _options(capture_dynamic_output_shape_ops="true", capture_scalar_outputs="true"),
+        "python_breaks:settable",
+        _options(
+            allow_rnn="true",
+            capture_dynamic_output_shape_ops="true",
+            capture_scalar_outputs="true",
+        ),
     ),
     (
         "python_breaks:telling",
@@ -295,10 +308,8 @@ MENDED_BY_A_SETTING = (
             ignore_logging_functions="logging.Logger.info",
         ),
     ),
-    ("python_breaks:recurrent", _options(allow_rnn="true")),
     ("python_breaks:sharded", Config(backend="eager", scope=Scope.REGIONAL)),
     ("recompiling:batch_size", Config(backend="eager", dynamic=Dynamic.TRUE)),
-    ("recompiling:lengths", Config(backend="eager", dynamic=Dynamic.TRUE)),
 )
 
 
@@ -356,7 +367,9 @@ def test_an_edit_mends(workload: str, run: Callable[..., Trial]) -> None:
 
 
 @pytest.mark.trial
-@pytest.mark.parametrize(("workload", "config"), MENDED_BY_A_SETTING, ids=str)
+@pytest.mark.parametrize(
+    ("workload", "config"), MENDED_BY_A_SETTING, ids=[name for name, _ in MENDED_BY_A_SETTING]
+)
 def test_a_setting_mends(workload: str, config: Config, run: Callable[..., Trial]) -> None:
     trial = run(workload, config)
     assert trial.status is TrialStatus.OK, trial.failure

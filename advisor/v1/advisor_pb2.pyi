@@ -622,6 +622,9 @@ class Failure(google.protobuf.message.Message):
     MESSAGE_FIELD_NUMBER: builtins.int
     DETAILS_FIELD_NUMBER: builtins.int
     PHASE_FIELD_NUMBER: builtins.int
+    FILE_FIELD_NUMBER: builtins.int
+    LINE_FIELD_NUMBER: builtins.int
+    CODE_FIELD_NUMBER: builtins.int
     kind: builtins.str
     """Short name of the kind of failure."""
     message: builtins.str
@@ -630,6 +633,12 @@ class Failure(google.protobuf.message.Message):
     """All that is known; may be long."""
     phase: global___Progress.Phase.ValueType
     """The phase in which it happened. Absent: before the first, or not known."""
+    file: builtins.str
+    """The person's file that was being compiled; empty when not known."""
+    line: builtins.int
+    """Line in `file`, counted from 1; 0 when not known."""
+    code: builtins.str
+    """The source line."""
     def __init__(
         self,
         *,
@@ -637,9 +646,12 @@ class Failure(google.protobuf.message.Message):
         message: builtins.str = ...,
         details: builtins.str = ...,
         phase: global___Progress.Phase.ValueType | None = ...,
+        file: builtins.str = ...,
+        line: builtins.int = ...,
+        code: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_phase", b"_phase", "phase", b"phase"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_phase", b"_phase", "details", b"details", "kind", b"kind", "message", b"message", "phase", b"phase"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_phase", b"_phase", "code", b"code", "details", b"details", "file", b"file", "kind", b"kind", "line", b"line", "message", b"message", "phase", b"phase"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_phase", b"_phase"]) -> typing.Literal["phase"] | None: ...
 
 global___Failure = Failure

@@ -15,7 +15,9 @@ import scipy.special
 import torch
 from torch import nn
 
-ROWS, WIDTH = 256, 256
+# Two sizes: equal ones would be taken for one, and with a static width no other number of rows
+# would do.
+ROWS, WIDTH = 320, 192
 # A rare event: a value that the features never reach.
 HUGE = 1e6
 logger = logging.getLogger(__name__)

@@ -11,13 +11,17 @@ import torch.nn.functional as F
 from causes import (
     HUGE,
     WIDTH,
+    Branch,
     BranchFree,
     BranchFreeLoop,
+    BranchInLoop,
+    BranchInTry,
     ByClamp,
     ByNumpy,
     ByScipy,
     ByTorch,
     Logging,
+    Masked,
     Mix,
     Net,
     NoRead,
@@ -25,6 +29,8 @@ from causes import (
     Printing,
     Registered,
     ScalarKept,
+    ScalarRead,
+    Unregistered,
     Warns,
     Weighted,
     workload,
@@ -221,10 +227,19 @@ skipped_frame = workload(SkippedFrame)
 skipped_frame_mended = workload(TakenFrame)
 
 
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix = Mix()
+
+    def forward(self, x):
+        return 0.5 * (x + self.mix(x))
+
+
 class Blocks(nn.Module):
     def __init__(self):
         super().__init__()
-        self.blocks = nn.ModuleList(Mix() for _ in range(3))
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
 
     def forward(self, x):
         for block in self.blocks:
@@ -275,9 +290,12 @@ class Loop(nn.Module):
         return x
 
 
+values = workload(lambda: Chain(Branch, Masked, Unregistered))
+given_up = workload(lambda: Chain(BranchInLoop, BranchInTry, SkippedFrame))
 telling = workload(lambda: Chain(Printing, Logging, Warns))
 foreign = workload(lambda: Chain(ByScipy, ByNumpy, Locked))
-marked = workload(lambda: Chain(Hooked, Disabled, Recurrent))
+marked = workload(lambda: Chain(Hooked, Disabled, Clipped))
+settable = workload(lambda: Chain(ScalarRead, Masked, Recurrent))
 all_mended = workload(
     lambda: Loop(
         ScalarKept,
