@@ -1,6 +1,7 @@
 """A workload for each cause: what ends its graph or compiles it again is found at its line.
 
-And mended, by an edit or by a setting, it is found no more. Most trials take the backend "eager":
+And mended, by an edit or by a setting, it is found no more (`test_mended_workloads` shows that both
+compute the same). Most trials take the backend "eager":
 what Dynamo captures is the same, and no C++ is compiled. They share one host, which has imported
 torch, and one folder, and run on one thread: nothing here depends on how fast a step is.
 """
@@ -9,17 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import linecache
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 from advisor.profiler.launch import TrialHost
 from advisor.profiler.records import (
@@ -35,6 +32,8 @@ from advisor.profiler.records import (
     TrialStatus,
     WorkloadSpec,
 )
+
+pytestmark = pytest.mark.trial
 
 WORKLOADS = Path(__file__).parent / "workloads"
 # No time for other settings: `MENDED_BY_A_SETTING` tries them in trials of their own.
@@ -106,7 +105,6 @@ BROKEN = (
             ),
         ),
     ),
-    Case("causes:branch", ((Break.DATA_DEPENDENT_BRANCH, "causes", AN_IF),), graphs=2),
     Case(
         "python_breaks:values",
         (
@@ -271,18 +269,6 @@ MENDED_BY_AN_EDIT = (
     "recompiling:stride_mended",
     "recompiling:optimizer_state_mended",
 )
-# Pairs that train on the same batches.
-PAIRS = tuple(
-    f"{file}:{name}"
-    for file, names in {
-        "causes": "scalar_read three_reads branch branch_in_loop branch_in_try masked printing logs"
-        " warns unregistered half_registered by_scipy by_numpy",
-        "python_breaks": "locked recurrent autograd_function hooked disabled skipped_frame",
-        "recompiling": "lengths number picking counting dtype stride optimizer_state identity text"
-        " stale",
-    }.items()
-    for name in names.split()
-)
 
 
 def _options(**values: str) -> Config:
@@ -335,7 +321,6 @@ def _room(file: str) -> str:
     return path.stem if path.parent == WORKLOADS else file
 
 
-@pytest.mark.trial
 @pytest.mark.parametrize("case", [*BROKEN, *RECOMPILED], ids=str)
 def test_a_cause_is_found_at_its_line(case: Case, run: Callable[..., Trial]) -> None:
     # Where nothing is compiled, coverage is known without C++ too.
@@ -358,7 +343,6 @@ def test_a_cause_is_found_at_its_line(case: Case, run: Callable[..., Trial]) -> 
         assert linecache.getline(met.file, met.line).strip() == met.code
 
 
-@pytest.mark.trial
 @pytest.mark.parametrize("workload", MENDED_BY_AN_EDIT)
 def test_an_edit_mends(workload: str, run: Callable[..., Trial]) -> None:
     trial = run(workload)
@@ -366,7 +350,6 @@ def test_an_edit_mends(workload: str, run: Callable[..., Trial]) -> None:
     assert (trial.graph_breaks, trial.recompiles, trial.graphs) == ((), (), 1)
 
 
-@pytest.mark.trial
 @pytest.mark.parametrize(
     ("workload", "config"), MENDED_BY_A_SETTING, ids=[name for name, _ in MENDED_BY_A_SETTING]
 )
@@ -380,7 +363,6 @@ def test_a_setting_mends(workload: str, config: Config, run: Callable[..., Trial
         assert (trial.recompiles, trial.graphs) == ((), 1)
 
 
-@pytest.mark.trial
 def test_a_limit_as_high_as_the_variants_is_not_hit(run: Callable[..., Trial]) -> None:
     trial = run("recompiling:picking", _options(recompile_limit="16"))
     assert not trial.recompile_limit_hit
@@ -388,7 +370,6 @@ def test_a_limit_as_high_as_the_variants_is_not_hit(run: Callable[..., Trial]) -
     assert (met.cause, met.count, trial.graphs) == (Re.PYTHON_NUMBER, 11, 12)
 
 
-@pytest.mark.trial
 def test_a_break_between_two_graphs_leaves_most_compiled(run: Callable[..., Trial]) -> None:
     trial = run("causes:scalar_read", Config())
     assert trial.status is TrialStatus.OK, trial.failure
@@ -403,7 +384,6 @@ def test_a_break_between_two_graphs_leaves_most_compiled(run: Callable[..., Tria
     assert (again.cause, again.count) == (Re.PYTHON_NUMBER, 1)
 
 
-@pytest.mark.trial
 def test_an_operator_without_a_fake_cannot_be_compiled(run: Callable[..., Trial]) -> None:
     trial = run("causes:half_registered")
     assert trial.status is TrialStatus.FAILED_TO_COMPILE
@@ -412,14 +392,12 @@ def test_an_operator_without_a_fake_cannot_be_compiled(run: Callable[..., Trial]
     assert "soften_half_known" in told and "register_fake" in told
 
 
-@pytest.mark.trial
 def test_a_second_derivative_cannot_be_compiled(run: Callable[..., Trial]) -> None:
     trial = run("recompiling:penalty", Config(backend="aot_eager"))
     assert trial.status is TrialStatus.FAILED_TO_COMPILE
     assert trial.failure is not None and "differentiates twice" in trial.failure.message
 
 
-@pytest.mark.trial
 def test_dropout_alone_is_no_disagreement(run: Callable[..., Trial]) -> None:
     trial = run("recompiling:dropping", Config())
     assert trial.status is TrialStatus.OK, trial.failure
@@ -427,49 +405,8 @@ def test_dropout_alone_is_no_disagreement(run: Callable[..., Trial]) -> None:
     assert (trial.graph_breaks, trial.recompiles, trial.graphs) == ((), (), 1)
 
 
-@pytest.mark.trial
 def test_a_stale_constant_is_a_disagreement(run: Callable[..., Trial]) -> None:
     trial = run("recompiling:stale", Config())
     assert trial.status is TrialStatus.DISAGREES
     assert trial.failure is not None and "losses differ" in trial.failure.message
     assert {met.cause for met in trial.recompiles} == {Re.PYTHON_NUMBER}
-
-
-@pytest.fixture(scope="module")
-def built() -> Iterator[Callable[[str], dict[str, Any]]]:
-    """Returns a function that builds a workload in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(WORKLOADS))
-        before = set(sys.modules)
-
-        def build(workload: str) -> dict[str, Any]:
-            file, _, name = workload.partition(":")
-            found = getattr(importlib.import_module(file), name)(torch.device("cpu"))
-            assert isinstance(found, dict)
-            return found
-
-        yield build
-        for name in {"causes", "python_breaks", "recompiling"} - before:
-            sys.modules.pop(name, None)
-
-
-@pytest.mark.filterwarnings("ignore:features are not normalised")
-@pytest.mark.parametrize("workload", PAIRS)
-def test_a_mend_changes_no_number(workload: str, built: Callable[[str], dict[str, Any]]) -> None:
-    """Plain eager losses of three steps are those of the model that was not mended."""
-    assert _losses(built(f"{workload}_mended")) == pytest.approx(_losses(built(workload)), rel=1e-5)
-
-
-def _losses(job: dict[str, Any]) -> list[float]:
-    found = []
-    for step in range(3):
-        batch, model, optimizer = job["batches"](step), job["model"], job["optimizer"]
-        if "step" in job:
-            found.append(float(job["step"](model, batch, optimizer).detach()))
-            continue
-        optimizer.zero_grad(set_to_none=True)
-        loss = job["loss"](model, batch)
-        loss.backward()
-        optimizer.step()
-        found.append(float(loss.detach()))
-    return found
