@@ -1,4 +1,4 @@
-"""The workloads of `test_diagnosis_cases` compute the same as their mended forms, in plain eager."""
+"""The workloads of `test_diagnosis_cases` compute the same mended as before, in plain eager."""
 
 from __future__ import annotations
 
