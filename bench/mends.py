@@ -3,8 +3,8 @@
 Before and after are trials of their own, one after the other, each against plain eager in ABBA
 blocks. The gain is the speedup over eager after the mend by that before it, so that the machine's
 drift between the two trials cancels; what the edit changes of an eager step stands beside it. All
-share one compile cache, and with it the precompiled header: what a recompile took is the time of
-kernels that no trial before had.
+share one host, which has imported torch, and one compile cache, and with it the precompiled header:
+what a recompile took is the time of kernels that no trial before had.
 
     python bench/mends.py            # all of them, a Markdown table
     python bench/mends.py branch     # those whose names begin so
@@ -12,18 +12,30 @@ kernels that no trial before had.
 
 from __future__ import annotations
 
+import asyncio
 import linecache
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from campaigns import REPOSITORY, machine
 
-from advisor.profiler.api import profile
-from advisor.profiler.records import Config, Dynamic, Interval, Measuring, Scope, Trial, TrialStatus
+from advisor.profiler.launch import TrialHost
+from advisor.profiler.records import (
+    Config,
+    Dynamic,
+    Interval,
+    Measuring,
+    Scope,
+    Trial,
+    TrialKind,
+    TrialSpec,
+    TrialStatus,
+    WorkloadSpec,
+)
 
 WORKLOADS = REPOSITORY / "tests" / "workloads"
 MEASURING = Measuring(max_warm_up_s=2.0, max_steady_s=6.0, max_diagnose_s=0.0)
@@ -155,19 +167,25 @@ MENDS: tuple[Mend, ...] = (
 )
 
 
-def measured(workload: str, config: Config, folder: Path) -> Trial:
+async def measured(host: TrialHost, workload: str, config: Config, folder: str) -> Trial:
     """Returns the trial of a workload. Raises SystemExit with its own words when it went wrong."""
     file, _, name = workload.partition(":")
-    trial = profile(
-        f"{WORKLOADS / file}.py:{name}",
-        config,
-        device="cpu",
-        folder=folder,
-        measuring=MEASURING,
+    place = WorkloadSpec(target=f"{WORKLOADS / file}.py:{name}", cwd=folder, device="cpu")
+    trial = await host.run(
+        TrialSpec(
+            trial_id=uuid.uuid4().hex,
+            kind=TrialKind.COMPILE,
+            workload=place,
+            folder=folder,
+            config=config,
+            measuring=MEASURING,
+        )
     )
     if trial.status is not TrialStatus.OK or trial.speedup is None or trial.eager_step_s is None:
         why = trial.failure.message if trial.failure else trial.status.value
         raise SystemExit(f"{workload}: {why}")
+    for warning in trial.warnings:
+        print(f"  {warning}", file=sys.stderr)
     return trial
 
 
@@ -220,6 +238,24 @@ def row(mend: Mend, before: Trial, after: Trial) -> tuple[str, ...]:
     )
 
 
+async def rows_of(wanted: Sequence[Mend]) -> list[tuple[str, ...]]:
+    """Returns a row for each mend; what several are measured against is measured once."""
+    rows = []
+    known: dict[tuple[str, Config], Trial] = {}
+    with tempfile.TemporaryDirectory(prefix="mends-") as folder:
+        async with TrialHost.start() as host:
+            for mend in wanted:
+                print(f"{mend.name}: {mend.mend}", file=sys.stderr)
+                mended = f"{mend.workload}_mended" if mend.edited else mend.workload
+                both = ((mend.workload, PLAIN), (mended, mend.config))
+                for workload, config in both:
+                    if (workload, config) not in known:
+                        trial = await measured(host, workload, config, folder)
+                        known[workload, config] = trial
+                rows.append(row(mend, *(known[key] for key in both)))
+    return rows
+
+
 def main(names: Sequence[str]) -> None:
     """Measures the mends whose workloads' names begin so (none: all), and prints the table."""
     wanted = [
@@ -227,18 +263,8 @@ def main(names: Sequence[str]) -> None:
     ]
     if not wanted:
         raise SystemExit(f"no mend of that name: {', '.join(sorted({m.name for m in MENDS}))}")
-    begun, rows = time.perf_counter(), []
-    with tempfile.TemporaryDirectory(prefix="mends-") as folder:
-        known: dict[str, Trial] = {}
-        for mend in wanted:
-            print(
-                f"[{time.perf_counter() - begun:.0f} s] {mend.name}: {mend.mend}", file=sys.stderr
-            )
-            if mend.workload not in known:
-                known[mend.workload] = measured(mend.workload, Config(), Path(folder))
-            mended = f"{mend.workload}_mended" if mend.edited else mend.workload
-            after = measured(mended, mend.config, Path(folder))
-            rows.append(row(mend, known[mend.workload], after))
+    begun = time.perf_counter()
+    rows = asyncio.run(rows_of(wanted))
     print(f"\n{machine()}, {time.perf_counter() - begun:.0f} s\n")
     for cells in (HEAD, ("---",) * len(HEAD), *rows):
         print(f"| {' | '.join(cells)} |")

@@ -132,8 +132,18 @@ def recompile_mend(met: Recompile, *, limit_hit: bool) -> str:
     then = ", then not at all: the recompile limit was hit" if limit_hit else ""
     return (
         f"compiled {times} in {duration(met.lost_s)}{then} because `{met.reason}` no longer held: "
-        f"{_changed(met)}"
+        f"{_changed(met)}{_ends(met)}"
     )
+
+
+def _ends(met: Recompile) -> str:
+    """Returns whether it comes to an end by itself, as far as that was seen."""
+    if met.settles is None:
+        return ""
+    if not met.settles:
+        return "; it goes on for as long as the job runs, or until the recompile limit"
+    variants = f" after {count(met.variants)} variants" if met.variants else ""
+    return f"; it settles{variants}, and costs no more than that at each start"
 
 
 def _changed(met: Recompile) -> str:

@@ -1,9 +1,9 @@
 """A workload for each cause: what ends its graph or compiles it again is found at its line.
 
 And mended, by an edit or by a setting, it is found no more (`test_mended_workloads` shows that both
-compute the same). Most trials take the backend "eager":
-what Dynamo captures is the same, and no C++ is compiled. They share one host, which has imported
-torch, and one folder, and run on one thread: nothing here depends on how fast a step is.
+compute the same). Most trials take the backend "eager": what Dynamo captures is the same, and no
+C++ is compiled. They share one host, which has imported torch, and one folder, and run on one
+thread: nothing here depends on how fast a step is.
 """
 
 from __future__ import annotations

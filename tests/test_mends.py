@@ -64,3 +64,20 @@ def test_a_break_names_what_was_called_and_what_is_lost() -> None:
     text = break_mend(met)
     assert "`lib.solve`" in text
     assert text.endswith("; as it lies in a loop, all of `forward` is left to Python")
+
+
+@pytest.mark.parametrize(
+    ("settles", "variants", "words"),
+    [
+        (True, 12, "; it settles after 12 variants, and costs no more than that at each start"),
+        (True, None, "; it settles, and costs no more than that at each start"),
+        (False, None, "; it goes on for as long as the job runs, or until the recompile limit"),
+    ],
+)
+def test_whether_it_comes_to_an_end_is_said(
+    settles: bool, variants: int | None, words: str
+) -> None:
+    met = Recompile(
+        cause=RecompileCause.PYTHON_NUMBER, reason="n == 3", settles=settles, variants=variants
+    )
+    assert recompile_mend(met, limit_hit=False).endswith(words)
