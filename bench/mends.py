@@ -27,7 +27,6 @@ from advisor.profiler.launch import TrialHost
 from advisor.profiler.records import (
     Config,
     Dynamic,
-    Interval,
     Measuring,
     Scope,
     Trial,
@@ -150,7 +149,7 @@ MENDS: tuple[Mend, ...] = (
         edited=False,
         config=_setting(recompile_limit="16"),
     ),
-    Mend("MODULE_ATTRIBUTE", "a counter", "recompiling:counting", "a buffer"),
+    Mend("MODULE_ATTRIBUTE", "a counter", "recompiling:counting", "a buffer, advanced outside"),
     Mend(
         "MODULE_ATTRIBUTE",
         "a counter",
@@ -168,7 +167,7 @@ MENDS: tuple[Mend, ...] = (
 
 
 async def measured(host: TrialHost, workload: str, config: Config, folder: str) -> Trial:
-    """Returns the trial of a workload. Raises SystemExit with its own words when it went wrong."""
+    """Returns the trial of a workload."""
     file, _, name = workload.partition(":")
     place = WorkloadSpec(target=f"{WORKLOADS / file}.py:{name}", cwd=folder, device="cpu")
     trial = await host.run(
@@ -181,9 +180,6 @@ async def measured(host: TrialHost, workload: str, config: Config, folder: str) 
             measuring=MEASURING,
         )
     )
-    if trial.status is not TrialStatus.OK or trial.speedup is None or trial.eager_step_s is None:
-        why = trial.failure.message if trial.failure else trial.status.value
-        raise SystemExit(f"{workload}: {why}")
     for warning in trial.warnings:
         print(f"  {warning}", file=sys.stderr)
     return trial
@@ -201,31 +197,29 @@ def detected(mend: Mend, trial: Trial) -> str:
 
 
 def told(trial: Trial) -> str:
-    """Returns the speedup over eager, the graphs, and what compiling again took."""
-    found, lost_s = speedup(trial), sum(met.lost_s for met in trial.recompiles)
+    """Returns the speedup over eager, the graphs, and what compiling again took; or what failed."""
+    if trial.speedup is None or trial.status is not TrialStatus.OK:
+        return f"{trial.status}: {trial.failure.message if trial.failure else ''}"
+    lost_s = sum(met.lost_s for met in trial.recompiles)
     again = f", {lost_s:.0f} s recompiling" if trial.recompiles else ""
     limit = ", limit hit" if trial.recompile_limit_hit else ""
     graphs = f"{trial.graphs} graph{'' if trial.graphs == 1 else 's'}"
-    return f"{found.median:.2f} x, {graphs}{again}{limit}"
+    return f"{trial.speedup.median:.2f} x, {graphs}{again}{limit}"
 
 
-def speedup(trial: Trial) -> Interval:
-    """Returns the speedup that `measured` has made sure of."""
-    assert trial.speedup is not None
-    return trial.speedup
-
-
-def eager_s(trial: Trial) -> float:
-    """Returns the seconds of an eager step."""
-    assert trial.eager_step_s is not None
-    return trial.eager_step_s.median
+def gains(before: Trial, after: Trial) -> tuple[str, str]:
+    """Returns the gain of a mend, with the widest interval that both allow, and eager's own."""
+    first, then = before.speedup, after.speedup
+    eager, eager_then = before.eager_step_s, after.eager_step_s
+    if first is None or then is None or eager is None or eager_then is None:
+        return "", ""
+    gain = f"{then.median / first.median:.2f} x"
+    gain += f" ({then.low / first.high:.2f}-{then.high / first.low:.2f})"
+    return gain, f"{eager.median / eager_then.median:.2f}"
 
 
 def row(mend: Mend, before: Trial, after: Trial) -> tuple[str, ...]:
-    """Returns the cells of a mend's row; the gain's interval is the widest that both allow."""
-    first, then = speedup(before), speedup(after)
-    gain = f"{then.median / first.median:.2f} x"
-    gain += f" ({then.low / first.high:.2f}-{then.high / first.low:.2f})"
+    """Returns the cells of a mend's row."""
     return (
         mend.cause,
         mend.met,
@@ -233,8 +227,7 @@ def row(mend: Mend, before: Trial, after: Trial) -> tuple[str, ...]:
         mend.mend if mend.edited else f"`{mend.mend}`",
         told(before),
         told(after),
-        gain,
-        f"{eager_s(before) / eager_s(after):.2f}",
+        *gains(before, after),
     )
 
 

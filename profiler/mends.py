@@ -63,9 +63,11 @@ _RECOMPILES = {
     "to a few lengths",
     RecompileCause.PYTHON_NUMBER: "{what}, a Python int or float, changes from step to step and is "
     "compiled in: pass it as a tensor; where it picks a layer or a weight, index stacked weights "
-    "with a tensor, or set torch._dynamo.config.recompile_limit to the number of its values",
+    "with a tensor of shape (1,), as one without dimensions is read as a number again",
     RecompileCause.MODULE_ATTRIBUTE: "{what}, an attribute of a module, changes from step to step: "
-    "keep it outside the model or in a buffer; for an integer "
+    # A buffer that forward changes in place gives wrong gradients (pytorch/pytorch#197039).
+    "keep it outside the model, or in a buffer that the training loop advances and not forward; for "
+    "an integer "
     "torch._dynamo.config.allow_unspec_int_on_nn_module = True helps too",
     RecompileCause.TRAIN_EVAL: "the model changes between train() and eval(): each is "
     "compiled once",

@@ -22,9 +22,7 @@ from advisor.profiler.launch import TrialHost
 from advisor.profiler.records import (
     Config,
     Dynamic,
-    GraphBreakCause,
     Measuring,
-    RecompileCause,
     Scope,
     Trial,
     TrialKind,
@@ -32,6 +30,8 @@ from advisor.profiler.records import (
     TrialStatus,
     WorkloadSpec,
 )
+from advisor.profiler.records import GraphBreakCause as Break
+from advisor.profiler.records import RecompileCause as Re
 
 pytestmark = pytest.mark.trial
 
@@ -41,7 +41,6 @@ QUICK = Measuring(
     max_warm_up_s=0.5, max_steady_s=0.5, min_quads=4, numerics_steps=3, max_diagnose_s=0.0
 )
 EAGER = Config(backend="eager")
-Break, Re = GraphBreakCause, RecompileCause
 DYNAMO = "torch._dynamo.config."
 AN_IF = "if x.abs().max() > HUGE:"
 
@@ -410,3 +409,10 @@ def test_a_stale_constant_is_a_disagreement(run: Callable[..., Trial]) -> None:
     assert trial.status is TrialStatus.DISAGREES
     assert trial.failure is not None and "losses differ" in trial.failure.message
     assert {met.cause for met in trial.recompiles} == {Re.PYTHON_NUMBER}
+
+
+def test_gradients_of_another_step_are_a_disagreement(run: Callable[..., Trial]) -> None:
+    trial = run("recompiling:counting_in_place", Config())
+    assert trial.status is TrialStatus.DISAGREES
+    assert trial.failure is not None and "gradients of step 0 differ" in trial.failure.message
+    assert trial.loss_drift is not None and trial.loss_drift < 1e-3

@@ -63,7 +63,7 @@ def test_a_trial_measures_everything_of_a_compiled_step(folder: Path) -> None:
     assert event.backward_s is not None and event.inductor_s is not None
     phases = [progress.phase.value for progress in told]
     assert sorted(set(phases), key=phases.index) == [
-        "build", "warm_up", "cold", "steady", "numerics",
+        "build", "warm_up", "cold", "steady", "numerics", "diagnose",
     ]  # fmt: skip
     assert any("tracing" in p.detail or "C++" in p.detail or "graph" in p.detail for p in told)
     assert all(p.at_most_s is not None for p in told)

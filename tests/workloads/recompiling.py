@@ -107,18 +107,37 @@ class Counting(Net):
         return self.after(self.before(x) * (0.5 + 1 / self.steps))
 
 
-class CountingInBuffer(Net):
+class CountedOutside(Net):
+    """The counter is a buffer that the training loop advances, not forward."""
+
     def __init__(self):
         super().__init__()
         self.register_buffer("steps", torch.zeros(()))
 
     def forward(self, x):
-        self.steps += 1
         return self.after(self.before(x) * (0.5 + 1 / self.steps))
 
 
+class CountingInPlace(CountedOutside):
+    """Forward changes the buffer and uses it: Inductor's gradients are those of the next step.
+
+    The backward pass computes the factor anew from the buffer, which has changed by then; the loss
+    is right. Seen with torch 2.13; see pytorch/pytorch#197039.
+    """
+
+    def forward(self, x):
+        self.steps += 1
+        return super().forward(x)
+
+
+def _counted(model, batch):
+    model.steps += 1
+    return squared(model, batch)
+
+
 counting = workload(Counting)
-counting_mended = workload(CountingInBuffer)
+counting_mended = workload(CountedOutside, loss=_counted)
+counting_in_place = workload(CountingInPlace)
 
 
 class Normed(Net):
@@ -271,13 +290,13 @@ class Mended(nn.Module):
     def __init__(self):
         super().__init__()
         self.warming, self.picking = Warming(), PickingStacked()
-        self.counting, self.weighed = CountingInBuffer(), Weighed()
+        self.counted, self.weighed = CountedOutside(), Weighed()
 
     def forward(self, x, values):
         step, which, weight = values
         x = self.warming(x, step)
         x = self.picking(x, which)
-        x = self.counting(x)
+        x = self.counted(x)
         return self.weighed(x, weight)
 
 
@@ -285,7 +304,12 @@ def _tensors(step):
     return torch.tensor(step), torch.tensor([step % MANY]), _weight(step)
 
 
-all_mended = workload(Mended, _with(_tensors), _passing())
+def _all_counted(model, batch):
+    model.counted.steps += 1
+    return _passing()(model, batch)
+
+
+all_mended = workload(Mended, _with(_tensors), _all_counted)
 
 
 class Dropping(Net):
