@@ -66,9 +66,8 @@ _RECOMPILES = {
     "with a tensor of shape (1,), as one without dimensions is read as a number again",
     RecompileCause.MODULE_ATTRIBUTE: "{what}, an attribute of a module, changes from step to step: "
     # A buffer that forward changes in place gives wrong gradients (pytorch/pytorch#197039).
-    "keep it outside the model, or in a buffer that the training loop advances and not forward; for "
-    "an integer "
-    "torch._dynamo.config.allow_unspec_int_on_nn_module = True helps too",
+    "keep it outside the model, or in a buffer that the training loop advances and not forward; "
+    "for an integer torch._dynamo.config.allow_unspec_int_on_nn_module = True helps too",
     RecompileCause.TRAIN_EVAL: "the model changes between train() and eval(): each is "
     "compiled once",
     RecompileCause.GRAD_MODE: "whether a tensor requires a gradient changes (requires_grad of "

@@ -61,7 +61,8 @@ def test_commands_exist(readme: str) -> None:
 def test_options_exist(readme: str) -> None:
     named = set(re.findall(r"--[a-z][a-z-]+", readme))
     assert {"--steps", "--restarts", "--json"} <= named
-    known = set(re.findall(r"--[a-z-]+", _help("run")))
+    helps = "".join(_help(command) for command in ("run", "explain", "check"))
+    known = set(re.findall(r"--[a-z-]+", helps))
     assert named <= known
 
 
