@@ -5,7 +5,7 @@ One row for each cause; one that has no row here is named by its own words.
 
 from __future__ import annotations
 
-from advisor.paste import setting_lines
+from advisor.profiler import settings
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Fix, FixKind, GraphBreakCause, RecompileCause
 
@@ -95,6 +95,6 @@ def plain_mend(fix: Fix) -> str:
 def settings_instead(fix: Fix) -> tuple[str, ...]:
     """Returns the lines that remove the cause by settings of the compiler; none where none do."""
     try:
-        return setting_lines(fix.options)
+        return settings.lines(fix.options)
     except PlanError:  # a name that only the advisor that stored it knew
         return tuple(f"{name} = {value}" for name, value in fix.options)

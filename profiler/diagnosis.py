@@ -35,7 +35,6 @@ from advisor.profiler.units import config_name, count, duration, ratio
 _MOST_WHAT_IFS = 2
 # A coverage below this is called silent eager where no limit and no break explains it.
 _HARDLY = 0.1
-_LITERALS = {"true": "True", "false": "False"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +216,8 @@ def _with_setting(mend: str, what_if: WhatIf | None) -> str:
     if what_if is None:
         return mend
     # Many a mend names the setting already, as it can be known from the cause alone.
-    new = [f"{name} = {_LITERALS.get(v, v)}" for name, v in what_if.options if name not in mend]
-    also = (f"or set {' and '.join(new)}",) if new else ()
+    new = [option for option in what_if.options if option[0] not in mend]
+    also = (f"or set {' and '.join(settings.lines(new))}",) if new else ()
     return "; ".join((mend, *also, *settings.effects(what_if.options)))
 
 

@@ -14,28 +14,14 @@ from typing import Any
 
 import torch
 
-from advisor.profiler import torch_internals
+from advisor.profiler import settings, torch_internals
 from advisor.profiler.errors import PlanError
-from advisor.profiler.records import Blocks, Config, Dynamic, Scope
-
-_DYNAMIC = {Dynamic.AUTO: None, Dynamic.TRUE: True, Dynamic.FALSE: False}
+from advisor.profiler.records import Blocks, Config, Scope
 
 
 def is_torch_class(module: torch.nn.Module) -> bool:
     """Returns whether a module's class is torch's own, whose call dynamo does not capture."""
     return type(module).__module__.startswith("torch.")
-
-
-def compile_arguments(config: Config) -> dict[str, Any]:
-    """Returns the arguments of `torch.compile` for a configuration."""
-    arguments: dict[str, Any] = {
-        "dynamic": _DYNAMIC[config.dynamic],
-        "fullgraph": config.fullgraph,
-        "backend": config.backend,
-    }
-    if config.backend == "inductor":
-        arguments["mode"] = config.mode.value
-    return arguments
 
 
 def targets(
@@ -81,7 +67,7 @@ class Flip:
 
     def apply(self) -> None:
         """Compiles the modules in place; the compiler itself starts with the first call."""
-        arguments = compile_arguments(self.config)
+        arguments = settings.compile_arguments(self.config)
         for module in self._modules:
             if is_torch_class(module):
                 self._forwards.append((module, torch.compile(module.forward, **arguments)))

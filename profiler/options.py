@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,8 +11,6 @@ import torch
 from advisor.profiler import settings, torch_internals
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Config
-
-_NUMBERS = {"true": "True", "false": "False", "none": "None"}
 
 
 def apply_options(config: Config) -> None:
@@ -56,7 +52,7 @@ def _holder(name: str) -> tuple[Any, str]:
         attribute = name if bare else whole.removeprefix(room)
         if not bare and not whole.startswith(room):
             continue
-        holder = torch_internals.settings_of(room.rstrip("."))
+        holder = torch_internals.find(room.rstrip("."))
         if holder is not None and hasattr(holder, attribute):
             return holder, attribute
     raise PlanError(f"option {name!r} is unknown to torch {torch.__version__}")
@@ -76,36 +72,20 @@ def _value_like(now: object, name: str, text: str) -> object:
     if isinstance(now, set):
         return now | {_function(name, part) for part in settings.functions(name, text)}
     if now is None:
-        return _literal(text)
+        return settings.literal(text)
     if isinstance(now, str):
         return None if text.lower() == "none" else text
-    value = _literal(text)
+    value = settings.literal(text)
     if not isinstance(value, type(now)):
         raise PlanError(f"option {name}={text} is not a {type(now).__name__}")
     return value
 
 
-def _literal(text: str) -> object:
-    try:
-        value: object = ast.literal_eval(_NUMBERS.get(text.lower(), text))
-    except (ValueError, SyntaxError):
-        return text
-    return value
-
-
 def _function(name: str, dotted: str) -> Callable[..., object]:
     """Returns the function behind a dotted name, found in a module that can be imported."""
-    parts = dotted.split(".")
-    for cut in range(len(parts) - 1, 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:cut]))
-        except ImportError:
-            continue
-        for part in parts[cut:]:
-            found = getattr(found, part, None)
-        if callable(found):
-            return found  # type: ignore[no-any-return]
-        break
+    found = torch_internals.find(dotted)
+    if callable(found):
+        return found  # type: ignore[no-any-return]
     raise PlanError(
         f"option {name} names {dotted!r}, which is no function here", mend="check its spelling"
     )

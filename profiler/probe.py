@@ -234,7 +234,7 @@ class _Probe:
 
 def _known(options: Options) -> Options:
     """Returns those of our own options that this torch has."""
-    return tuple(pair for pair in options if torch_internals.settings_of(pair[0]) is not None)
+    return tuple(pair for pair in options if torch_internals.find(pair[0]) is not None)
 
 
 def _is_better(traced: _Traced, base: _Traced) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from advisor.profiler.errors import AdvisorError
 from advisor.profiler.records import (
     Blocks,
     Environment,
@@ -77,8 +78,9 @@ def with_reproduction(
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write(folder, _files(trial, spec, trial.environment or environment, blocks))
         _keep_newest(parent)
-    except (OSError, ValueError) as error:
-        # ValueError: a path or a text that cannot be written, such as one with a NUL in it.
+    except (OSError, ValueError, AdvisorError) as error:
+        # ValueError: a path or a text that cannot be written, such as one with a NUL in it;
+        # AdvisorError: an option that is none, of a trial that ended before it was set.
         log.warning("no reproduction of trial %s: %s", trial.trial_id, error)
         return trial
     return replace(trial, reproduction=str(folder))

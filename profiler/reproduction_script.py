@@ -12,10 +12,10 @@ from pathlib import Path
 
 import msgspec
 
+from advisor.profiler import settings
 from advisor.profiler.records import (
     Blocks,
     Config,
-    Dynamic,
     Phase,
     Scope,
     Trial,
@@ -23,8 +23,6 @@ from advisor.profiler.records import (
     TrialStatus,
 )
 from advisor.profiler.units import config_name, printable
-
-_DYNAMIC = {Dynamic.AUTO: None, Dynamic.TRUE: True, Dynamic.FALSE: False}
 
 _IMPORTS = """
 import atexit
@@ -221,23 +219,6 @@ def modules_to_compile(model):
     return found
 '''
 
-_OPTIONS = """
-
-def set_options():
-    import torch._dynamo.config
-    import torch._inductor.config
-
-    for name, text in OPTIONS:
-        holders = (torch._dynamo.config, torch._inductor.config)
-        holder = next(holder for holder in holders if hasattr(holder, name))
-        now = getattr(holder, name)
-        if isinstance(now, bool):
-            value = text.lower() == "true"
-        else:
-            value = type(now)(text) if isinstance(now, (int, float)) else text
-        setattr(holder, name, value)
-"""
-
 _COMPILE = """
 
 def compile_in_place(model):
@@ -333,7 +314,7 @@ def script(trial: Trial, spec: TrialSpec, blocks: Sequence[Blocks] = ()) -> str:
         find = _MODEL
         if regional:
             find = _KNOWN_BLOCKS if blocks else _FIND_BLOCKS
-        pieces += [find, *([_OPTIONS] if spec.config.options else []), _COMPILE]
+        pieces += [find, _options(spec.config), _COMPILE]
         main = _MAIN_FAILS
         if trial.status is TrialStatus.DISAGREES:
             pieces.append(_DISTANCE)
@@ -376,9 +357,7 @@ def _values(
     yield "DEVICE", trial.environment.device if trial.environment else workload.device
     yield "SEED", workload.seed
     if config is not None:
-        yield "ARGUMENTS", _compile_arguments(config)
-        if config.options:
-            yield "OPTIONS", config.options
+        yield "ARGUMENTS", settings.compile_arguments(config)
     if blocks:
         yield "BLOCKS", [path for group in blocks for path in group.paths]
     if trial.status is TrialStatus.DISAGREES:
@@ -387,6 +366,15 @@ def _values(
     else:
         later = trial.phase_reached in (Phase.STEADY, Phase.NUMERICS, Phase.DIAGNOSE)
         yield "STEPS", _MEASURED_STEPS if later else _COLD_STEPS
+
+
+def _options(config: Config) -> str:
+    """Returns the function that sets a configuration's options; nothing where there are none."""
+    if not config.options:
+        return ""
+    imports = [f"import {name}" for name in settings.modules(config.options)]
+    body = [*imports, "", *settings.lines(config.options)]
+    return "\n\ndef set_options():\n" + "".join(f"    {line}".rstrip() + "\n" for line in body)
 
 
 def _is_file(spec: TrialSpec) -> bool:
@@ -398,15 +386,3 @@ def _loader(spec: TrialSpec) -> str:
     if spec.workload.target.startswith("hf:"):
         return _BUILD_FROM_PRESET
     return _BUILD_FROM_FILE if _is_file(spec) else _BUILD_FROM_MODULE
-
-
-def _compile_arguments(config: Config) -> dict[str, object]:
-    """Returns the arguments of `torch.compile`, as the trial gave them (`flip`)."""
-    arguments: dict[str, object] = {
-        "dynamic": _DYNAMIC[config.dynamic],
-        "fullgraph": config.fullgraph,
-        "backend": config.backend,
-    }
-    if config.backend == "inductor":
-        arguments["mode"] = config.mode.value
-    return arguments

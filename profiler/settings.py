@@ -1,4 +1,4 @@
-"""Settings of the compiler that remove a cause without an edit: which, for what, and their price.
+"""Settings of the compiler: how they are named and written, and which remove a cause.
 
 Knows torch's settings by name only and does not import it, so that lines to paste can be written
 where no torch is. What each row of the tables does was tried with torch 2.13; on another version
@@ -7,12 +7,15 @@ the probe (`probe.what_ifs`) shows whether it still does.
 
 from __future__ import annotations
 
+import ast
+import keyword
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from advisor.profiler.errors import PlanError
-from advisor.profiler.records import GraphBreak, Recompile
+from advisor.profiler.records import Config, Dynamic, GraphBreak, Recompile
 from advisor.profiler.records import GraphBreakCause as Break
 from advisor.profiler.records import RecompileCause as Re
 
@@ -31,6 +34,8 @@ IGNORED = f"{DYNAMO}ignore_logging_functions"
 FUNCTION_SETS = frozenset({REORDERABLE, IGNORED, f"{DYNAMO}ignore_logger_methods"})
 
 _MOST_CANDIDATES = 4
+_CONSTANTS = {"true": "True", "false": "False", "none": "None"}
+_DYNAMIC = {Dynamic.AUTO: None, Dynamic.TRUE: True, Dynamic.FALSE: False}
 _NAME = re.compile(r"(?:torch\._(dynamo|inductor)\.config\.|(dynamo|inductor)\.)?(\w+(?:\.\w+)*)")
 _FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _ROOMS = {"dynamo": DYNAMO, "inductor": INDUCTOR}
@@ -161,10 +166,7 @@ def canonical(name: str) -> str:
     """
     match = _NAME.fullmatch(name)
     if match is None or match[3].startswith("torch."):
-        raise PlanError(
-            f"the option {name!r} is not a setting of torch",
-            "a name of torch._dynamo.config or torch._inductor.config is expected",
-        )
+        raise _no_setting(name)
     room = match[1] or match[2] or ("dynamo" if match[3] in _DYNAMO_NAMES else "inductor")
     return _ROOMS[room] + match[3]
 
@@ -183,6 +185,76 @@ def functions(name: str, value: str) -> tuple[str, ...]:
                 "write them as builtins.print,warnings.warn",
             )
     return tuple(dict.fromkeys(names))
+
+
+def literal(text: str) -> object:
+    """Returns the Python value that the text of an option stands for, the text itself for none."""
+    try:
+        value: object = ast.literal_eval(_CONSTANTS.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        return text
+    return value
+
+
+def lines(options: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns the lines that set options, without the imports that they need (`modules`).
+
+    Raises `PlanError` for a name that is no setting of torch.
+    """
+    return tuple(_line(name, value) for name, value in options)
+
+
+def modules(options: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Returns the modules that the lines which set options need, each once."""
+    found: dict[str, None] = {}
+    for name, value in options:
+        whole = canonical(name)
+        found[whole.partition(".config.")[0] + ".config"] = None
+        for function in functions(name, value) if whole in FUNCTION_SETS else ():
+            # A class is no module: `logging.Logger.info` is found in `logging`.
+            named = [part for part in function.split(".")[:-1] if not part[:1].isupper()]
+            if named != ["builtins"]:
+                found[".".join(named)] = None
+    return tuple(found)
+
+
+def is_dotted_name(text: str) -> bool:
+    """Returns whether text can stand in Python as names with dots between them."""
+    return all(part.isidentifier() and not keyword.iskeyword(part) for part in text.split("."))
+
+
+def compile_arguments(config: Config) -> dict[str, Any]:
+    """Returns the arguments of `torch.compile` for a configuration."""
+    arguments: dict[str, Any] = {
+        "dynamic": _DYNAMIC[config.dynamic],
+        "fullgraph": config.fullgraph,
+        "backend": config.backend,
+    }
+    if config.backend == "inductor":
+        arguments["mode"] = config.mode.value
+    return arguments
+
+
+def _line(name: str, value: str) -> str:
+    """Returns the line that sets an option; `mode` and `options` exclude each other in torch."""
+    whole = canonical(name)
+    if not is_dotted_name(whole):
+        raise _no_setting(name)
+    if whole not in FUNCTION_SETS:
+        return f"{whole} = {literal(value)!r}"
+    named = functions(name, value)
+    if not all(map(is_dotted_name, named)):
+        raise PlanError(f"option {name}={value} is not a list of functions")
+    members = ", ".join(function.removeprefix("builtins.") for function in named)
+    # Into the set rather than in its place: what stands in it already stays.
+    return f"{whole}.update({{{members}}})" if members else f"{whole}.update(())"
+
+
+def _no_setting(name: str) -> PlanError:
+    return PlanError(
+        f"the option {name!r} is not a setting of torch",
+        "a name of torch._dynamo.config or torch._inductor.config is expected",
+    )
 
 
 def merged(*parts: Options) -> Options:

@@ -42,8 +42,8 @@ _NAMES = {
 }
 
 
-def _find(name: str) -> Any:
-    """Returns the object behind a dotted name, or None when this torch does not have it."""
+def find(name: str) -> Any:
+    """Returns the object behind a dotted name, or None when nothing here has it."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         try:
@@ -61,7 +61,7 @@ def missing() -> tuple[str, ...]:
     return tuple(
         f"torch {torch.__version__} has no {name}: {what} cannot be told"
         for name, what in _NAMES.items()
-        if _find(name) is None
+        if find(name) is None
     )
 
 
@@ -71,23 +71,23 @@ def start_compile_records() -> None:
         ("set_compilation_metrics_limit", (_METRICS_KEPT,)),
         ("clear_compilation_metrics", ()),
     ):
-        function = _find(f"torch._dynamo.utils.{name}")
+        function = find(f"torch._dynamo.utils.{name}")
         if function is not None:
             function(*arguments)
-    counters = _find("torch._dynamo.utils.counters")
+    counters = find("torch._dynamo.utils.counters")
     if counters is not None:
         counters.clear()
 
 
 def compile_metrics() -> list[Any]:
     """Returns torch's `CompilationMetrics` so far; empty when this torch keeps none."""
-    function = _find("torch._dynamo.utils.get_compilation_metrics")
+    function = find("torch._dynamo.utils.get_compilation_metrics")
     return list(function()) if function is not None else []
 
 
 def counters() -> Mapping[str, Mapping[str, int]]:
     """Returns dynamo's counters as plain dictionaries; empty when this torch keeps none."""
-    found = _find("torch._dynamo.utils.counters")
+    found = find("torch._dynamo.utils.counters")
     return {key: dict(value) for key, value in found.items()} if found is not None else {}
 
 
@@ -98,7 +98,7 @@ def is_compile_error(error: BaseException) -> bool:
 
 def listen_to_graph_breaks(handler: logging.Handler) -> None:
     """Has torch report each graph break to `handler`, with its place, and nowhere else."""
-    set_logs = _find("torch._logging.set_logs")
+    set_logs = find("torch._logging.set_logs")
     if set_logs is None:
         return
     set_logs(graph_breaks=True)
@@ -121,7 +121,7 @@ def listen_to_cudagraphs(handler: logging.Handler) -> None:
 def on_compile_start(tell: Callable[[str], None]) -> None:
     """Has `tell(compile_id)` called as each compile begins; never when this torch cannot."""
     register = getattr(
-        _find("torch._dynamo.callback.callback_handler"), "register_start_callback", None
+        find("torch._dynamo.callback.callback_handler"), "register_start_callback", None
     )
     if register is not None:
         register(lambda arguments: tell(str(getattr(arguments, "compile_id", ""))))
@@ -129,7 +129,7 @@ def on_compile_start(tell: Callable[[str], None]) -> None:
 
 def jagged_tensors_made() -> bool:
     """Returns whether this process has made jagged nested tensors; False when it cannot be told."""
-    return bool(_find("torch.nested._internal.nested_tensor._tensor_id_counter"))
+    return bool(find("torch.nested._internal.nested_tensor._tensor_id_counter"))
 
 
 def compiled_call(module: torch.nn.Module) -> Any:
@@ -151,7 +151,7 @@ def steps_foreach_by_default(parameters: list[torch.Tensor]) -> bool:
     The rule is torch/optim/optimizer.py's own: all of them on an accelerator, none of a foreign
     class. Without that function: whether all are on a GPU.
     """
-    function = _find("torch.optim.optimizer._default_to_fused_or_foreach")
+    function = find("torch.optim.optimizer._default_to_fused_or_foreach")
     if function is None:
         return all(parameter.device.type == "cuda" for parameter in parameters)
     _, foreach = function(parameters, differentiable=False, use_fused=False)
@@ -163,7 +163,7 @@ def cpu_has_bfloat16() -> bool:
     return any(
         bool(function())
         for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-        if (function := _find(f"torch.cpu.{name}")) is not None
+        if (function := find(f"torch.cpu.{name}")) is not None
     )
 
 
@@ -218,11 +218,6 @@ def profiler_events(profile: torch.profiler.profile) -> Iterator[ProfilerEvent]:
         )
 
 
-def settings_of(name: str) -> Any:
-    """Returns a module of settings (`torch._dynamo.config`), or None when this torch has none."""
-    return _find(name)
-
-
 def forget_compiled_code() -> None:
     """Has torch compile everything anew from the next call on, as a fresh process would.
 
@@ -230,14 +225,14 @@ def forget_compiled_code() -> None:
     torch has no such function: then what is traced anew cannot be told from what is there.
     """
     for name in ("torch._dynamo.reset", "torch._dynamo.utils.reset_graph_break_dup_checker"):
-        function = _find(name)
+        function = find(name)
         if function is not None:
             function()
 
 
 def plain_calls() -> contextlib.AbstractContextManager[object]:
     """Returns a context in which compiled callables run plain eager; one that compiles if gone."""
-    stance = _find("torch.compiler.set_stance")
+    stance = find("torch.compiler.set_stance")
     if stance is None:
         return contextlib.nullcontext()
     return stance("force_eager")  # type: ignore[no-any-return]

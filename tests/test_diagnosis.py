@@ -126,6 +126,13 @@ def test_a_setting_that_the_mend_does_not_name_is_added() -> None:
     assert fix.what.endswith("; or set torch._dynamo.config.nested_graph_breaks = True")
 
 
+def test_a_setting_that_holds_functions_is_written_as_it_is_set() -> None:
+    options = (("torch._dynamo.config.reorderable_logging_functions", "builtins.print"),)
+    what_if = WhatIf(options=options, removes=("SCALAR_READ",))
+    fix = only(fixes([trial(graph_breaks=(READ,), what_ifs=(what_if,))]))
+    assert "or set torch._dynamo.config.reorderable_logging_functions.update({print})" in fix.what
+
+
 def test_what_a_setting_changes_besides_is_said() -> None:
     ignored = (("torch._dynamo.config.ignore_logging_functions", "builtins.print"),)
     what_if = WhatIf(options=ignored, removes=("SCALAR_READ",))

@@ -226,6 +226,33 @@ def test_the_options_are_set_as_in_the_trial(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_this_process")
+def test_settings_by_their_whole_names_and_sets_of_functions_are_set_too(tmp_path: Path) -> None:
+    import torch._dynamo.config
+
+    dynamo = torch._dynamo.config
+    options = (
+        ("torch._dynamo.config.capture_scalar_outputs", "true"),
+        ("torch._dynamo.config.ignore_logging_functions", "builtins.print,logging.Logger.info"),
+    )
+    with dynamo.patch(capture_scalar_outputs=False, ignore_logging_functions={len}):
+        folder = left(spec_of("item", replace(TRACED, options=options)), tmp_path)
+        names_in(folder)["set_options"]()
+        assert dynamo.capture_scalar_outputs is True
+        assert dynamo.ignore_logging_functions == {len, print, logging.Logger.info}
+
+
+def test_an_option_that_is_none_costs_the_folder_and_not_the_trial(tmp_path: Path) -> None:
+    spec = spec_of("item", replace(TRACED, options=(("not-a-name", "1"),)))
+    trial = Trial(
+        trial_id="t1",
+        kind=TrialKind.COMPILE,
+        status=TrialStatus.CRASHED,
+        config=spec.config,
+    )
+    assert with_reproduction(trial, spec, tmp_path) == trial
+
+
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(
     "batches",
     [

@@ -473,7 +473,7 @@ def test_tf32_is_read_from_either_of_torchs_names() -> None:
 
 
 def test_names_that_torch_may_lack_are_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_internals, "_find", lambda _: None)
+    monkeypatch.setattr(torch_internals, "find", lambda _: None)
     assert not torch_internals.steps_foreach_by_default([torch.ones(2)])
     assert not torch_internals.cpu_has_bfloat16()
     profile: Any = object()

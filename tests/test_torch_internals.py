@@ -35,18 +35,18 @@ def test_this_torch_has_every_name() -> None:
 
 @pytest.mark.parametrize("name", sorted(resolved_names()))
 def test_every_name_that_a_function_looks_up_is_there(name: str) -> None:
-    assert torch_internals._find(name) is not None
+    assert torch_internals.find(name) is not None
 
 
 def test_names_that_are_put_together_are_there_too(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {}
-    find = torch_internals._find
+    find = torch_internals.find
 
     def noted(name: str) -> object:
         asked[name] = find(name)
         return asked[name]
 
-    monkeypatch.setattr(torch_internals, "_find", noted)
+    monkeypatch.setattr(torch_internals, "find", noted)
     torch_internals.start_compile_records()
     torch_internals.compile_metrics()
     torch_internals.counters()
@@ -68,9 +68,9 @@ def test_the_names_looked_up_were_found_in_the_source() -> None:
 def test_a_name_that_is_gone_is_said_with_what_is_not_known(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = torch_internals._find
+    found = torch_internals.find
     monkeypatch.setattr(
-        torch_internals, "_find", lambda asked: None if asked == name else found(asked)
+        torch_internals, "find", lambda asked: None if asked == name else found(asked)
     )
     (sentence,) = torch_internals.missing()
     assert name in sentence and torch_internals._NAMES[name] in sentence
@@ -78,7 +78,7 @@ def test_a_name_that_is_gone_is_said_with_what_is_not_known(
 
 
 def test_without_any_name_everything_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_internals, "_find", lambda _: None)
+    monkeypatch.setattr(torch_internals, "find", lambda _: None)
     heard: list[str] = []
     torch_internals.start_compile_records()
     torch_internals.on_compile_start(heard.append)
