@@ -21,7 +21,7 @@ _MOST_BREAKS = 200
 _MOST_TEXT = 500
 _MOST_REASON = 900
 _MOST_QUOTED = 160
-LIMIT_WORDS = "recompile limit"
+_LIMIT_WORDS = "recompile limit"
 
 _LINK = re.compile(r"https://\S*compile-graph-break-site\S*")
 _PLACE = re.compile(r"in user code at (.+?):(\d+)")
@@ -79,6 +79,11 @@ def graph_breaks(
             _merge(found, _fallback(event, failed_at.get(event.compile_id)))
     ranked = sorted(found.values(), key=lambda one: -one.count)
     return tuple(ranked[:_MOST_BREAKS])
+
+
+def at_limit(words: str) -> bool:
+    """Returns whether the compiler's words are that it met its recompile limit."""
+    return _LIMIT_WORDS in words.lower()
 
 
 def frames(text: str) -> tuple[Frame, ...]:
@@ -231,7 +236,7 @@ def _setting(cause: GraphBreakCause, text: str) -> list[str]:
 
 def _fell_back(event: CompileEvent, texts: Sequence[str]) -> bool:
     """Returns whether a frame was left to Python for an error that no message tells of."""
-    if not event.failure or LIMIT_WORDS in event.failure.lower():
+    if not event.failure or at_limit(event.failure):
         return False
     words = event.failure.strip().splitlines()[0]
     return not any(words in text for text in texts)

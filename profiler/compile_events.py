@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from advisor.profiler import torch_internals
-from advisor.profiler.break_messages import LIMIT_WORDS, Frame, graph_breaks
+from advisor.profiler.break_messages import Frame, at_limit, graph_breaks
 from advisor.profiler.recompile_events import recompiles
 from advisor.profiler.records import CompileEvent, GraphBreak, Recompile
 from advisor.profiler.workload import is_library
@@ -76,9 +76,7 @@ class CompileRecorder(logging.Handler):
         counters = torch_internals.counters()
         events = _events(metrics, self._steps)
         unimplemented = counters.get("unimplemented", {})
-        limit_hit = any(LIMIT_WORDS in event.failure.lower() for event in events) or any(
-            LIMIT_WORDS in text.lower() for text in unimplemented
-        )
+        limit_hit = any(map(at_limit, (*(event.failure for event in events), *unimplemented)))
         graphs = counters.get("stats", {}).get("unique_graphs")
         return CompileFacts(
             events=events[:_MOST_EVENTS],
@@ -89,7 +87,7 @@ class CompileRecorder(logging.Handler):
             recompiles=recompiles(events, self._callers),
             recompile_limit_hit=limit_hit,
             skipped_frames=sum(
-                bool(event.failure) and LIMIT_WORDS not in event.failure.lower() for event in events
+                bool(event.failure) and not at_limit(event.failure) for event in events
             ),
             cudagraph_skips=cudagraph_skips(metrics, counters, self._skips),
         )

@@ -9,16 +9,17 @@ import contextlib
 import gc
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
 from advisor.profiler import torch_internals
+from advisor.profiler.break_messages import at_limit
 from advisor.profiler.break_sites import RANGE, CompiledWatch, EagerWatch
 from advisor.profiler.flip import Flip
 from advisor.profiler.records import GraphBreak
+from advisor.profiler.torch_internals import BACKWARD_EVENT, OPERATOR_EVENT, ProfilerEvent
 from advisor.profiler.training import Trainer
 from advisor.profiler.workload import Batch
 
@@ -28,15 +29,12 @@ _MANY_EVENTS = 100_000
 # A smaller step is profiled again, up to so often and for so long.
 _MOST_REPEATS = 4
 _REPEAT_S = 1.0
-_LIMIT_WORDS = "recompile limit"
 
-_OPERATOR = "aten::"
-_BACKWARD = "autograd::engine::evaluate_function"
 # What runs inside of these is no operator of the model.
 _EXCLUDED = ("Optimizer.", "torch::autograd::AccumulateGrad")
 _OF_INTEREST = (
-    _OPERATOR,
-    _BACKWARD,
+    OPERATOR_EVENT,
+    BACKWARD_EVENT,
     *_EXCLUDED,
     RANGE,
     torch_internals.COMPILED_GRAPH_EVENT,
@@ -130,7 +128,7 @@ def operator_calls(run: Callable[[], object]) -> tuple[int, int]:
     of the optimizer. A call of a compiled graph counts as none of them. (0, 0) when this torch
     does not show its events.
     """
-    operators, _ = _observe(run, cuda=False)
+    operators, _ = _observe(run, torch.device("cpu"))
     return len(operators), sum(not operator.in_graph for operator in operators)
 
 
@@ -219,7 +217,7 @@ def _refused() -> frozenset[tuple[str, int]]:
         frame = str(getattr(metric, "compile_id", "")).split("/", 1)[0]
         if getattr(metric, "co_filename", None):
             places[frame] = (metric.co_filename, int(metric.co_firstlineno or 0))
-        if _LIMIT_WORDS in str(getattr(metric, "fail_reason", "") or "").lower():
+        if at_limit(str(getattr(metric, "fail_reason", "") or "")):
             limited.add(frame)
     return frozenset(places[frame] for frame in limited if frame in places)
 
@@ -236,17 +234,16 @@ def _observe_steps(
     quickest call counts, because other programs and the profiler's own first steps make single
     calls a hundred times slower.
     """
-    cuda = trainer.device.type == "cuda"
     for batch in batches:
 
         def run(batch: Batch = batch) -> None:
             with watch or contextlib.nullcontext():
                 trainer.run([batch])
 
-        operators, events = _observe(run, cuda)
+        operators, events = _observe(run, trainer.device)
         begun = time.perf_counter()
         for _ in range(_MOST_REPEATS if events <= _MANY_EVENTS else 0):
-            again, _ = _observe(run, cuda)
+            again, _ = _observe(run, trainer.device)
             operators = _quickest(operators, again)
             if time.perf_counter() - begun > _REPEAT_S:
                 break
@@ -265,21 +262,14 @@ def _quickest(one: list[_Operator], other: list[_Operator]) -> list[_Operator]:
     return one
 
 
-def _observe(run: Callable[[], object], cuda: bool) -> tuple[list[_Operator], int]:
+def _observe(run: Callable[[], object], device: torch.device) -> tuple[list[_Operator], int]:
     """Returns the operators that `run` calls, and the number of the profiler's events.
 
     None when this torch does not show its events.
     """
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if cuda:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
+    with torch_internals.profiler(device) as profile:
         run()
-    # Not `profile.events()`: its objects took 3 GB and 47 s for a step of 100k operators, where
-    # the same events as kineto holds them took 1 GB and 12 s (torch 2.13).
-    results = getattr(profile.profiler, "kineto_results", None)
-    events = results.events() if results is not None else ()
-    return _Reader().read(events), len(events)
+    return _Reader().read(torch_internals.profiler_events(profile))
 
 
 @dataclass(slots=True)
@@ -304,64 +294,60 @@ class _Reader:
         # Breaks to blame for a forward operator, by its thread and number.
         self._forward: dict[tuple[int, int], frozenset[int]] = {}
 
-    def read(self, events: Sequence[Any]) -> list[_Operator]:
-        """Returns the operators; the parents of an event are those that enclose it in time."""
-        rows = sorted(self._rows(events))
+    def read(self, events: Iterable[ProfilerEvent]) -> tuple[list[_Operator], int]:
+        """Returns the operators, and the number of all events.
+
+        The parents of an event are those that enclose it in time.
+        """
+        host: list[ProfilerEvent] = []
+        number = 0
+        for event in events:
+            number += 1
+            if event.on_device:
+                self._device_ns[event.correlation] += event.end_ns - event.start_ns
+            elif event.name.startswith(_OF_INTEREST):
+                host.append(event)
+        host.sort(key=lambda event: (event.thread, event.start_ns, -event.end_ns, event.name))
         stack: list[_Range] = []
         thread = None
-        for row_thread, start_ns, minus_ns, name, event in rows:
-            if row_thread != thread:
-                thread, stack = row_thread, []
-            end_ns = start_ns - minus_ns
-            while stack and (start_ns >= stack[-1].end_ns or end_ns > stack[-1].end_ns):
+        for event in host:
+            if event.thread != thread:
+                thread, stack = event.thread, []
+            while stack and (event.start_ns >= stack[-1].end_ns or event.end_ns > stack[-1].end_ns):
                 stack.pop()
-            around = stack[-1] if stack else _Range(end_ns)
-            stack.append(self._range(name, events[event], end_ns, around))
+            stack.append(self._range(event, stack[-1] if stack else _Range(event.end_ns)))
         for operator in self._found:
             if not operator.breaks and operator.forward is not None:
                 operator.breaks = self._forward.get(operator.forward, operator.breaks)
-        return self._found
+        return self._found, number
 
-    def _rows(self, events: Sequence[Any]) -> Iterator[tuple[int, int, int, str, int]]:
-        """Gives thread, start, minus duration, name and index of the host's events that count."""
-        for index, event in enumerate(events):
-            if event.device_type().name != "CPU":
-                if not event.is_user_annotation():
-                    self._device_ns[event.linked_correlation_id()] += event.duration_ns()
-                continue
-            name = event.name()
-            if name.startswith(_OF_INTEREST):
-                thread, start_ns = event.start_thread_id(), event.start_ns()
-                yield thread, start_ns, -event.duration_ns(), name, index
-
-    def _range(self, name: str, event: Any, end_ns: int, around: _Range) -> _Range:
-        inner = replace(around, end_ns=end_ns)
-        if name.startswith(_OPERATOR):
+    def _range(self, event: ProfilerEvent, around: _Range) -> _Range:
+        inner = replace(around, end_ns=event.end_ns)
+        if event.name.startswith(OPERATOR_EVENT):
             self._operator(event, inner)
-        elif name.startswith(_BACKWARD):
-            inner.forward = (event.fwd_thread_id(), event.sequence_nr())
-        elif name.startswith(RANGE):
-            indexes = name.removeprefix(RANGE)
+        elif event.name.startswith(BACKWARD_EVENT):
+            inner.forward = (event.forward_thread, event.sequence)
+        elif event.name.startswith(RANGE):
+            indexes = event.name.removeprefix(RANGE)
             inner.breaks = frozenset(map(int, indexes.split(","))) if indexes else frozenset()
-        elif name.startswith(torch_internals.COMPILED_GRAPH_EVENT):
+        elif event.name.startswith(torch_internals.COMPILED_GRAPH_EVENT):
             inner.in_graph = True
         else:
             inner.excluded = True
         return inner
 
-    def _operator(self, event: Any, inner: _Range) -> None:
-        number = event.sequence_nr()
-        if number >= 0:
+    def _operator(self, event: ProfilerEvent, inner: _Range) -> None:
+        if event.sequence >= 0:
             # Operators that need no gradient bear the number of the next one that does.
-            self._forward[event.start_thread_id(), number] = inner.breaks
+            self._forward[event.thread, event.sequence] = inner.breaks
         if inner.operator is None and not inner.excluded:
             inner.operator = _Operator(
-                name=event.name(),
+                name=event.name,
                 in_graph=inner.in_graph,
-                host_ns=event.duration_ns(),
+                host_ns=event.end_ns - event.start_ns,
                 breaks=inner.breaks,
                 forward=inner.forward,
             )
             self._found.append(inner.operator)
         if inner.operator is not None:
-            inner.operator.device_ns += self._device_ns.get(event.correlation_id(), 0)
+            inner.operator.device_ns += self._device_ns.get(event.correlation, 0)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-import functools
-import linecache
 from dataclasses import dataclass, replace
+
+from advisor.profiler.source_lines import syntax_tree
 
 _BLOCKS: tuple[tuple[tuple[type[ast.AST], ...], str], ...] = (
     ((ast.For, ast.AsyncFor, ast.While), "loop"),
@@ -29,7 +29,7 @@ class Enclosing:
 
 def enclosing(file: str, line: int) -> Enclosing:
     """Returns what a line lies in; nothing when the file cannot be read or parsed."""
-    tree = _tree(file)
+    tree = syntax_tree(file)
     if tree is None:
         return Enclosing()
     found = Enclosing()
@@ -39,14 +39,6 @@ def enclosing(file: str, line: int) -> Enclosing:
         if node is not None:
             found = _with(found, node)
     return found
-
-
-@functools.lru_cache(maxsize=64)
-def _tree(file: str) -> ast.Module | None:
-    try:
-        return ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
 
 
 def _within(node: ast.AST) -> list[ast.AST]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from advisor.profiler.break_messages import LIMIT_WORDS, Frame
+from advisor.profiler.break_messages import Frame, at_limit
 from advisor.profiler.causes import recompile_cause
 from advisor.profiler.guards import guard_of, readable, subject
 from advisor.profiler.records import CompileEvent, Recompile, RecompileCause
@@ -45,8 +45,7 @@ def recompiles(
     functions = _functions(events)
     groups: dict[tuple[RecompileCause, str, str], _Group] = {}
     for event in events:
-        refused = LIMIT_WORDS in event.failure.lower()
-        if not event.recompile_reason or (event.failure and not refused):
+        if not event.recompile_reason or (event.failure and not at_limit(event.failure)):
             continue
         guard = guard_of(event.recompile_reason)
         cause = recompile_cause(guard)

@@ -25,11 +25,19 @@ class Statement:
 
 
 @functools.lru_cache(maxsize=64)
+def syntax_tree(file: str) -> ast.Module | None:
+    """Returns a source file parsed, None when it cannot be read or parsed."""
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+@functools.lru_cache(maxsize=64)
 def statements(file: str) -> dict[int, Statement]:
     """Returns the innermost statement of each line of a file; empty when it cannot be parsed."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    tree = syntax_tree(file)
+    if tree is None:
         return {}
     found: dict[int, Statement] = {}
     _visit(tree.body, False, False, found)

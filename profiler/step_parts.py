@@ -8,16 +8,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from advisor.profiler.torch_internals import ProfilerEvent
+from advisor.profiler.torch_internals import BACKWARD_EVENT, OPERATOR_EVENT, ProfilerEvent
 
 # The range that whoever profiles lays around each step.
 STEP_EVENT = "compile-advisor step"
-# What torch names the parts of a step (torch/csrc/autograd/function.h and engine.cpp;
-# torch/optim/optimizer.py, profile_hook_step).
-_BACKWARD = "autograd::engine::evaluate_function"
+# An optimizer's step, as torch names it (torch/optim/optimizer.py, profile_hook_step).
 _OPTIMIZER = "Optimizer.step#"
-_OPERATOR = "aten::"
-_OF_INTEREST = (_OPERATOR, _BACKWARD, _OPTIMIZER, STEP_EVENT)
+_OF_INTEREST = (OPERATOR_EVENT, BACKWARD_EVENT, _OPTIMIZER, STEP_EVENT)
 _PRODUCT = re.compile(
     r"aten::(mm|addmm|bmm|baddbmm|addbmm|mv|addmv|_?convolution\w*|\w*_convolution\w*|_slow_conv\w*"
     r"|thnn_conv\w*|mkldnn_linear\w*|_scaled_dot_product_\w+|_(efficient|flash)_attention\w*"
@@ -162,12 +159,12 @@ class _Reader:
                 self._sums.optimizer_steps += 1
                 self.spans.append((*span, False))
             call.optimizer = True
-        elif event.name.startswith(_BACKWARD):
+        elif event.name.startswith(BACKWARD_EVENT):
             if not around.backward:
                 self._sums.backward_nodes += 1
                 self.spans.append((*span, True))
             call.backward = True
-        elif event.name.startswith(_OPERATOR):
+        elif event.name.startswith(OPERATOR_EVENT):
             around.called_others = call.operator = True
             self._operator(event, call)
         return call

@@ -104,13 +104,10 @@ def _share(part_s: float, whole_s: float) -> float | None:
 
 
 def _profiled(trainer: Trainer, batches: Sequence[Batch]) -> StepParts:
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if trainer.device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
     seen = StepParts()
     for batch in batches:
         try:
-            with torch.profiler.profile(activities=activities) as profile:
+            with torch_internals.profiler(trainer.device) as profile:
                 # The first calls under a profiler set it up, and are no part of the step.
                 torch.ones(1, device=trainer.device)
                 with torch.profiler.record_function(STEP_EVENT):
