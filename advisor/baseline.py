@@ -67,15 +67,6 @@ class RecompileSeen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A speedup with its 90 % interval, rounded to what a person reads."""
-
-    median: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """What one configuration showed."""
 
@@ -86,7 +77,7 @@ class Compiled:
     graphs: int | None
     coverage: float | None
     recompile_limit_hit: bool
-    speedup: Figure | None
+    speedup: Interval | None
     graph_breaks: tuple[BreakSites, ...]
     recompiles: tuple[RecompileSeen, ...]
 
@@ -191,8 +182,11 @@ def break_lines(
     return found
 
 
-def _figure(evidence: Evidence) -> Figure | None:
-    """Returns the speedup with the interval in which another run of the same code would lie."""
+def _figure(evidence: Evidence) -> Interval | None:
+    """Returns the speedup with the interval in which another run of the same code would lie.
+
+    Rounded to what a person reads.
+    """
     figure: Interval | None = evidence.trial.speedup
     if evidence.pairs:
         figure = statistics.speedup(evidence.pairs)
@@ -200,7 +194,7 @@ def _figure(evidence: Evidence) -> Figure | None:
             figure = _of_any_process(figure)
     if figure is None:
         return None
-    return Figure(
+    return Interval(
         median=round(figure.median, 3), low=round(figure.low, 3), high=round(figure.high, 3)
     )
 

@@ -33,7 +33,7 @@ from advisor.profiler.units import (
     printable,
     ratio,
 )
-from advisor.report import Verbatim, print_plain
+from advisor.report import Verbatim, grid, print_plain, section, sentences
 
 # A model can break a graph in hundreds of places; the JSON holds all of them.
 _MOST_BLOCKS = 20
@@ -60,7 +60,7 @@ def print_diagnosis(
 def parts(diagnosis: Diagnosis, root: Path) -> list[RenderableType]:
     """Returns the text as parts to print one below the other."""
     found: list[RenderableType] = [Text(printable(diagnosis.target), style="bold")]
-    found += _sentences(diagnosis.summary)
+    found += sentences(diagnosis.summary)
     found += _measured_settings(diagnosis)
     shown = diagnosis.fixes[:_MOST_BLOCKS]
     for number, fix in enumerate(shown, 1):
@@ -86,31 +86,13 @@ def place(file: str, line: int, root: Path) -> str:
     return printable(short_path(file, root)) + (f":{line}" if line > 0 else "")
 
 
-def section(title: str, sentences: tuple[str, ...], style: str = "") -> Iterator[RenderableType]:
-    """Yields sentences as a list under a title; nothing where there are none."""
-    if sentences:
-        yield Text()
-        yield Text(title, style="bold")
-        yield from _sentences(sentences, style)
-
-
-def _sentences(sentences: tuple[str, ...], style: str = "") -> Iterator[RenderableType]:
-    grid = Table.grid(padding=(0, 1), expand=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    for sentence in sentences:
-        grid.add_row(Text("  -", style=style), Text(printable(sentence), style=style))
-    if sentences:
-        yield grid
-
-
 def _measured_settings(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     """Yields the table of the trials, where more than one configuration was measured."""
     tried = [trial for trial in diagnosis.trials if trial.kind is TrialKind.COMPILE]
     tried = [trial for trial in tried if trial.status is not TrialStatus.SKIPPED]
     if len(tried) < 2:
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table = grid()
     table.add_column("Measured", overflow="fold", min_width=27)
     table.add_column("Speedup", no_wrap=True, justify="right")
     for title in ("Graphs", "Covered", "Breaks", "Again"):
@@ -144,12 +126,12 @@ def _block(number: int, fix: Fix, root: Path) -> Iterator[RenderableType]:
         yield Verbatim(f"   {where}", style="bold")
     if fix.code:
         yield Verbatim(f"       {printable(fix.code)}")
-    grid = Table.grid(padding=(0, 1), expand=False)
-    grid.add_column(no_wrap=True, min_width=9)
-    grid.add_column(overflow="fold")
+    facts = Table.grid(padding=(0, 1), expand=False)
+    facts.add_column(no_wrap=True, min_width=9)
+    facts.add_column(overflow="fold")
     for name, text in _lines(fix):
-        grid.add_row(Text(f"   {name}", style="dim"), Text(printable(text)))
-    yield grid
+        facts.add_row(Text(f"   {name}", style="dim"), Text(printable(text)))
+    yield facts
     if fix.link:
         yield Verbatim(f"   Page   {printable(fix.link)}", style="dim")
 

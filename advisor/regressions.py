@@ -19,7 +19,6 @@ from advisor.baseline import (
     Baseline,
     BreakSites,
     Compiled,
-    Figure,
     Machine,
     RecompileSeen,
     break_lines,
@@ -27,10 +26,12 @@ from advisor.baseline import (
     normal_guard,
 )
 from advisor.cause_names import cause_name
-from advisor.explain import place, section
-from advisor.models.evidence import LEAST_COVERAGE, Evidence
-from advisor.profiler.records import Config, FixKind, Recompile, TrialStatus
-from advisor.profiler.units import config_name, count, duration, printable
+from advisor.explain import place
+from advisor.models.evidence import Evidence
+from advisor.profiler.gains import ran_eager
+from advisor.profiler.records import Config, FixKind, Interval, Recompile, TrialStatus
+from advisor.profiler.units import config_name, count, duration, number_of, printable, ratio
+from advisor.report import section
 
 # A gain that fell by no more than this is not called worse, however sure it is: real runs differ
 # by as much from process to process.
@@ -110,7 +111,7 @@ def parts(
         head = Text(f"Wrote {name}.", style="bold")
     elif found.worse:
         head = Text(
-            f"WORSE than {name}: {_number(len(found.worse), 'regression')}.", style="bold red"
+            f"WORSE than {name}: {number_of(len(found.worse), 'regression')}.", style="bold red"
         )
     else:
         head = Text(f"Nothing worse than {name}.", style="bold green")
@@ -134,17 +135,13 @@ def _state(one: Compiled) -> str:
     places = sum(site.sites for site in one.graph_breaks)
     figures = [
         f"{_ratio(one.speedup)} as fast as eager" if one.speedup else "",
-        "" if one.graphs is None else _number(one.graphs, "graph"),
+        "" if one.graphs is None else number_of(one.graphs, "graph"),
         "" if one.coverage is None else f"{one.coverage:.0%} of the calls covered",
-        _number(places, "graph break"),
-        _number(len(one.recompiles), "recompile cause"),
+        number_of(places, "graph break"),
+        number_of(len(one.recompiles), "recompile cause"),
         "recompile limit hit" if one.recompile_limit_hit else "",
     ]
     return f"{name}: {', '.join(filter(None, figures))}"
-
-
-def _number(amount: int, noun: str) -> str:
-    return f"{count(amount)} {noun}" + ("" if amount == 1 else "s")
 
 
 def _named(config: Config, several: bool) -> Callable[[str], str]:
@@ -245,7 +242,7 @@ def _alike(one: str, other: str) -> bool:
     return difflib.SequenceMatcher(None, one, other, autojunk=False).ratio() >= _ALIKE
 
 
-def _lower(one: Figure | None, other: Figure | None) -> bool:
+def _lower(one: Interval | None, other: Interval | None) -> bool:
     """Returns whether a gain is below another by more than their noise, and by a relevant share."""
     if one is None or other is None:
         return False
@@ -254,7 +251,7 @@ def _lower(one: Figure | None, other: Figure | None) -> bool:
 
 def _silent(one: Compiled) -> bool:
     """Returns whether a configuration ran eager although it was compiled, without saying so."""
-    return one.graphs == 0 or (one.coverage is not None and one.coverage < LEAST_COVERAGE)
+    return ran_eager(one.graphs, one.coverage)
 
 
 def _no_longer(pair: _Pair) -> str:
@@ -336,8 +333,8 @@ def _less_covered(before: Compiled, now: Compiled) -> Iterator[str]:
         )
 
 
-def _ratio(figure: Figure | None) -> str:
-    return f"{figure.median:.2f}x ({figure.low:.2f}-{figure.high:.2f})" if figure else "none"
+def _ratio(figure: Interval | None) -> str:
+    return ratio(figure) if figure else "none"
 
 
 def _lowered(text: str) -> str:

@@ -149,12 +149,12 @@ def parts(advice: Advice) -> list[RenderableType]:
     if advice.enable and advice.code.strip():
         code = textwrap.indent(printable(advice.code.strip("\n")), "    ")
         found += [Text(), Verbatim(code, style="bold")]
-    found += _section("Why", advice.reasons)
+    found += section("Why", advice.reasons)
     lines = rows(advice)
     found += [Text(), _table([row for row in lines if _has_figures(row) or not row.why_not])]
-    found += _section("Why not", _why_not(lines[advice.enable :]))
-    found += _section("Could be better", _fixes(advice))
-    found += _section("Beware", advice.warnings, "yellow")
+    found += section("Why not", _why_not(lines[advice.enable :]))
+    found += section("Could be better", _fixes(advice))
+    found += section("Beware", advice.warnings, "yellow")
     found += _reproductions(advice)
     found += [Text(), Text("\n".join(_footer(advice)), style="dim")]
     return found
@@ -181,7 +181,7 @@ def trials_table(stored: Iterable[StoredTrial]) -> RenderableType:
 
     Short enough for 80 columns: the file without its folder, the speedup without its interval.
     """
-    table = _grid()
+    table = grid()
     table.add_column("When", no_wrap=True)
     for title in ("Job", "Measured"):
         table.add_column(title, overflow="fold")
@@ -209,7 +209,7 @@ def trials_table(stored: Iterable[StoredTrial]) -> RenderableType:
 
 def presets_table(presets: Mapping[str, Preset]) -> RenderableType:
     """Returns the built-in training jobs as a table, in the order given."""
-    table = _grid()
+    table = grid()
     table.add_column("Preset", no_wrap=True)
     table.add_column("Parameters", justify="right")
     table.add_column("Batch", justify="right")
@@ -240,26 +240,33 @@ def _place(row: Row) -> tuple[bool, bool, bool, float]:
     return (row.config is not None, not row.advised, _untried(row), total)
 
 
-def _section(title: str, sentences: Iterable[str], style: str = "") -> Iterator[RenderableType]:
-    lines = [Text(printable(sentence), style=style) for sentence in sentences]
-    if not lines:
-        return
-    yield Text()
-    yield Text(title, style="bold")
-    grid = Table.grid(padding=(0, 1), expand=False)
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
+def section(title: str, lines: Iterable[str], style: str = "") -> Iterator[RenderableType]:
+    """Yields sentences as a list under a title; nothing where there are none."""
+    found = tuple(lines)
+    if found:
+        yield Text()
+        yield Text(title, style="bold")
+        yield from sentences(found, style)
+
+
+def sentences(lines: Iterable[str], style: str = "") -> Iterator[RenderableType]:
+    """Yields sentences as a list; nothing where there are none."""
+    listed = Table.grid(padding=(0, 1), expand=False)
+    listed.add_column(no_wrap=True)
+    listed.add_column(overflow="fold")
     for line in lines:
-        grid.add_row(Text("  -", style=style), line)
-    yield grid
+        listed.add_row(Text("  -", style=style), Text(printable(line), style=style))
+    if listed.row_count:
+        yield listed
 
 
-def _grid() -> Table:
+def grid() -> Table:
+    """Returns an empty table as all of ours look."""
     return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
 
 
 def _table(lines: Sequence[Row]) -> Table:
-    table = _grid()
+    table = grid()
     eager_step_s = _eager_step_s(lines)
     table.add_column("Configuration", overflow="fold", min_width=16)
     table.add_column("Status", overflow="fold")

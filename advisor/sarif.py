@@ -12,6 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -120,7 +121,7 @@ def _result(fix: Fix, index: int, root: Path, own: str) -> dict[str, Any]:
         result["locations"] = [{"physicalLocation": physical}]
     if fix.gain is not None:
         result["properties"] = {
-            "gain": {"median": fix.gain.median, "low": fix.gain.low, "high": fix.gain.high},
+            "gain": asdict(fix.gain),
             "measured": fix.measured,
         }
     return result
@@ -192,8 +193,7 @@ def _properties(diagnosis: Diagnosis) -> dict[str, Any]:
     if diagnosis.config is not None:
         found["configuration"] = config_name(diagnosis.config)
     if diagnosis.speedup is not None:
-        figure = diagnosis.speedup
-        found["speedup"] = {"median": figure.median, "low": figure.low, "high": figure.high}
+        found["speedup"] = asdict(diagnosis.speedup)
     if diagnosis.environment is not None:
         found["torch"] = diagnosis.environment.torch
         found["device"] = diagnosis.environment.device_name or diagnosis.environment.device

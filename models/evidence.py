@@ -15,12 +15,9 @@ import numpy as np
 
 from advisor.models.economics import Bill, Measured, bill
 from advisor.models.plan import Plan
+from advisor.profiler.gains import LEAST_COVERAGE
 from advisor.profiler.records import Config, Pair, Trial, TrialKind, TrialStatus
 
-# Below this share of the operator calls, what ran compiled could bring 1.11x at most if it took no
-# time at all (Amdahl): a larger gain did not come from it, and a smaller one is within the noise
-# of machines. Such a job is an eager one with a compiler's start-up cost.
-LEAST_COVERAGE = 0.1
 # After a recompile limit Dynamo runs eager for ever (design §2). If most calls did, the steps
 # measured are not those of a compiled model, and further shapes will only add to it.
 LEAST_COVERAGE_AFTER_LIMIT = 0.5

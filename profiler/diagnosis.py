@@ -29,12 +29,10 @@ from advisor.profiler.records import (
     TrialStatus,
     WhatIf,
 )
-from advisor.profiler.units import config_name, count, duration, ratio
+from advisor.profiler.units import config_name, duration, number_of, ratio
 
 # Settings of the compiler that are tried after one trial.
 _MOST_WHAT_IFS = 2
-# A coverage below this is called silent eager where no limit and no break explains it.
-_HARDLY = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +54,7 @@ def fixes(trials: Sequence[Trial], stakes: Stakes | None = None) -> tuple[Fix, .
     What keeps a configuration from running at all comes before what makes it slower.
     """
     stakes = stakes or Stakes()
-    compiled = [t for t in trials if t.kind is TrialKind.COMPILE]
-    compiled = [t for t in compiled if t.status is not TrialStatus.SKIPPED]
+    compiled = _tried(trials)
     rate = _rate(compiled)
     found: dict[tuple[str, str, int, str], Fix] = {}
     # Trials with settings of their own only show what those settings bring.
@@ -119,11 +116,15 @@ def what_if_configs(trial: Trial) -> tuple[Config, ...]:
 
 def explained(trials: Sequence[Trial]) -> Trial | None:
     """Returns the trial that tells most of a workload: the whole model, without settings."""
-    tried = [t for t in trials if t.kind is TrialKind.COMPILE and t.config is not None]
-    tried = [t for t in tried if t.status is not TrialStatus.SKIPPED]
+    tried = [t for t in _tried(trials) if t.config is not None]
     plain = [t for t in tried if t.config is not None and not t.config.options]
     whole = [t for t in plain if t.config is not None and t.config.scope is Scope.MODEL]
     return next(iter((*whole, *plain, *tried)), None)
+
+
+def _tried(trials: Iterable[Trial]) -> list[Trial]:
+    compiled = (t for t in trials if t.kind is TrialKind.COMPILE)
+    return [t for t in compiled if t.status is not TrialStatus.SKIPPED]
 
 
 def _rate(trials: Sequence[Trial]) -> Rate:
@@ -249,9 +250,8 @@ def _of_compiler(trial: Trial) -> Iterator[Fix]:
             code=trial.failure.code,
         )
         return
-    silent = trial.graphs == 0 or (trial.coverage is not None and trial.coverage < _HARDLY)
     explained_by = trial.graph_breaks or trial.recompile_limit_hit
-    if silent and not explained_by:
+    if gains.ran_eager(trial.graphs, trial.coverage) and not explained_by:
         yield Fix(
             kind=FixKind.COMPILER,
             cause="NOTHING_COMPILED",
@@ -293,7 +293,7 @@ def _summary(trial: Trial | None, found: Iterable[Fix]) -> Iterator[str]:
         message = trial.failure.message if trial.failure else trial.status.value.lower()
         yield f"{name} {_ENDED[trial.status]}: {message}."
         return
-    ran = f"{name} captured {_number(trial.graphs or 0, 'graph')}"
+    ran = f"{name} captured {number_of(trial.graphs or 0, 'graph')}"
     if trial.coverage is not None:
         ran += f" that hold {trial.coverage:.0%} of the operator calls"
     if trial.speedup is not None:
@@ -310,16 +310,12 @@ def _summary(trial: Trial | None, found: Iterable[Fix]) -> Iterator[str]:
 
 def _obstacles(trial: Trial) -> str:
     sites, again = len(trial.graph_breaks), sum(r.count for r in trial.recompiles)
-    parts = [f"{_number(sites, 'place')} end{'s' * (sites == 1)} a graph"] if sites else []
+    parts = [f"{number_of(sites, 'place')} end{'s' * (sites == 1)} a graph"] if sites else []
     if again:
         lost_s = sum(r.lost_s for r in trial.recompiles)
-        parts.append(f"{_number(again, 'recompile')} took {duration(lost_s)}")
+        parts.append(f"{number_of(again, 'recompile')} took {duration(lost_s)}")
     if trial.recompile_limit_hit:
         parts.append("the recompile limit was hit, and what it refused runs eager from then on")
     if not parts:
         return "Nothing ends a graph, and nothing is compiled twice."
     return "; ".join(parts) + "."
-
-
-def _number(amount: int, noun: str) -> str:
-    return f"{count(amount)} {noun}" + ("" if amount == 1 else "s")

@@ -27,10 +27,19 @@ Rate = Interval
 # names the same table as source A).
 USUAL_SPEEDUP = Interval(median=1.25, low=0.96, high=1.81)
 USUAL_SOURCE = "published A100 training runs"
+# Below this share of the operator calls, what ran compiled could bring 1.11x at most if it took no
+# time at all (Amdahl): a larger gain did not come from it, and a smaller one is within the noise
+# of machines. Such a job is an eager one with a compiler's start-up cost.
+LEAST_COVERAGE = 0.1
 # Below this share of compiled operator time the workload's own rate says nothing.
 _LEAST_COVERED = 0.25
 # Compiled operators take between these shares of their eager time; outside lies noise.
 _RATES = (0.2, 1.5)
+
+
+def ran_eager(graphs: int | None, coverage: float | None) -> bool:
+    """Returns whether what was to be compiled ran eager as good as whole, though nothing failed."""
+    return graphs == 0 or (coverage is not None and coverage < LEAST_COVERAGE)
 
 
 def measured_gain(before: Sequence[Pair], after: Sequence[Pair]) -> Interval | None:

@@ -254,13 +254,6 @@ class Measurement:
         step_s = statistics.interval([pair.compiled_s for pair in pairs])
         start_s = max(0.0, cold.wall_s + late_s - cold.steps * step_s.median)
         found = recorder.facts()
-        with self._users_time():
-            covered = coverage.measure(
-                trainer,
-                flip,
-                trainer.batches.take(_profiled_batches(eager_s)),
-                found.graph_breaks,
-            )
         warm = self._spec.kind is TrialKind.WARM
         eager_step_s = statistics.interval([pair.eager_s for pair in pairs])
         trial = replace(
@@ -275,10 +268,8 @@ class Measurement:
             eager_peak_bytes=eager_peak_bytes,
             compile_peak_bytes=cold.peak_bytes,
             peak_bytes=peak_bytes,
-            coverage=covered.calls,
-            time_coverage=covered.time,
             graphs=found.graphs,
-            graph_breaks=covered.breaks,
+            graph_breaks=found.graph_breaks,
             recompiles=found.recompiles,
             recompile_limit_hit=found.recompile_limit_hit,
             skipped_frames=found.skipped_frames,
@@ -290,6 +281,7 @@ class Measurement:
         if warm:
             return trial
         self._flip = flip
+        trial = self._cover(trial, trainer, flip, eager_s)
         trial = replace(trial, flip_check=self._check_flip(trainer, flip, eager_step_s.median))
         return self._compare(trial, trainer, flip, snapshot)
 
@@ -395,6 +387,18 @@ class Measurement:
             return False
         eager_s = statistics.interval([pair.eager_s for pair in pairs]).median
         return plan_steps * eager_s * max(0.0, 1 - 1 / ratio.high) < cold_s
+
+    def _cover(self, trial: Trial, trainer: Trainer, flip: Flip, eager_s: float) -> Trial:
+        """Returns the trial with what of it runs in graphs: the same in every warm start of it."""
+        with self._users_time():
+            batches = trainer.batches.take(_profiled_batches(eager_s))
+            covered = coverage.measure(trainer, flip, batches, trial.graph_breaks)
+        return replace(
+            trial,
+            coverage=covered.calls,
+            time_coverage=covered.time,
+            graph_breaks=covered.breaks,
+        )
 
     def _check_flip(self, trainer: Trainer, flip: Flip, eager_s: float) -> float | None:
         flip.to_eager()

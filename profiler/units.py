@@ -83,6 +83,11 @@ def count(number: float) -> str:
     return f"{round(number):,}" if abs(number) < 1e13 else f"{number:.3g}"
 
 
+def number_of(amount: int, noun: str) -> str:
+    """Returns a number of things with their noun: `1 graph`, `2,000 graphs`."""
+    return f"{count(amount)} {noun}" + ("" if amount == 1 else "s")
+
+
 def size(number: float) -> str:
     """Returns bytes in the largest unit that keeps a figure before the point: `3.2 GiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
