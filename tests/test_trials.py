@@ -5,11 +5,13 @@ All trials share one folder, and so one compile cache: coldness is not the point
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from advisor.profiler.api import profile
+from advisor.profiler.launch import TrialHost
 from advisor.profiler.records import (
     Config,
     Dynamic,
@@ -19,7 +21,10 @@ from advisor.profiler.records import (
     RecompileCause,
     Scope,
     Trial,
+    TrialKind,
+    TrialSpec,
     TrialStatus,
+    WorkloadSpec,
 )
 
 pytestmark = pytest.mark.trial
@@ -180,3 +185,31 @@ def test_compiling_starts_where_training_starts(folder: Path) -> None:
     assert trial.graphs == 4
     assert {found.cause for found in trial.recompiles} == {RecompileCause.GRAD_MODE}
     assert sum(found.count for found in trial.recompiles) == 3
+
+
+def test_a_warm_start_runs_from_the_kept_folder_and_is_not_profiled_again(folder: Path) -> None:
+    workload = WorkloadSpec(target=f"{FILE}:gate", cwd=str(FILE.parent), device="cpu")
+
+    async def warm() -> Trial:
+        async with TrialHost.start() as host:
+            return await host.run(
+                TrialSpec(
+                    trial_id="warm",
+                    kind=TrialKind.WARM,
+                    workload=workload,
+                    folder=str(folder),
+                    config=Config(),
+                    measuring=QUICK,
+                )
+            )
+
+    # Fills the folder, unless another test has done so already.
+    cold = run("gate", folder)
+    trial = asyncio.run(warm())
+    assert trial.status is TrialStatus.OK, trial.failure
+    assert trial.warm_start_s is not None and trial.cold_start_s is None
+    assert trial.graphs == cold.graphs == 1
+    assert trial.speedup is not None
+    assert {pair.process for pair in trial.pairs} == {1}
+    # Known from the trial whose graphs it runs.
+    assert (trial.coverage, trial.time_coverage, trial.loss_drift) == (None, None, None)
