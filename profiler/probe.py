@@ -265,14 +265,14 @@ def _what_if(options: Options, traced: _Traced, base: _Traced) -> WhatIf:
 def _breaks_gone(traced: _Traced, base: _Traced) -> set[str]:
     """Returns the causes of breaks that are gone, not just moved on.
 
-    A scalar that is captured may be branched on in the next line: then the graph ends there. Each
-    new place takes back the one nearest to it that is gone.
+    A scalar that is captured may be branched on in the same line or the next: then the graph ends
+    there. Each new place takes back the one nearest to it that is gone.
     """
     left = {met.cause for met in traced.facts.graph_breaks}
     places = {(met.file, met.line) for met in traced.facts.graph_breaks}
     gone = {(met.file, met.line): met.cause for met in base.facts.graph_breaks}
     new = places - gone.keys()
-    moved: set[str] = set()
+    moved = {gone[place].value for place in places & gone.keys() if gone[place] not in left}
     for file, line in new:
         near = [place for place in gone if place[0] == file and place not in places]
         if not near:

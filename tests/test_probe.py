@@ -12,9 +12,16 @@ import torch
 from torch import nn
 
 from advisor.profiler import probe, settings
-from advisor.profiler.compile_events import CompileRecorder
+from advisor.profiler.compile_events import CompileFacts, CompileRecorder
 from advisor.profiler.flip import Flip
-from advisor.profiler.records import Config, GraphBreak, Recompile, RecompileCause, WhatIf
+from advisor.profiler.records import (
+    Config,
+    GraphBreak,
+    GraphBreakCause,
+    Recompile,
+    RecompileCause,
+    WhatIf,
+)
 from advisor.profiler.settings import DYNAMO, IGNORED, RECOMPILE_LIMIT, REORDERABLE
 from advisor.profiler.training import Trainer
 from advisor.profiler.workload import Workload
@@ -224,6 +231,32 @@ def test_a_setting_that_removes_the_break_is_found(
 )
 def test_a_setting_that_only_moves_the_break_is_not_offered(between: Callable[..., Any]) -> None:
     assert tried(trainer(between)) == ()
+
+
+def traced(*breaks: tuple[GraphBreakCause, int]) -> Any:
+    """Returns what a trace showed that met these causes in these lines."""
+    facts = CompileFacts(
+        events=(),
+        graphs=1 + len(breaks),
+        graph_breaks=tuple(
+            GraphBreak(cause=cause, reason="", file="a.py", line=line) for cause, line in breaks
+        ),
+        recompiles=(),
+        recompile_limit_hit=False,
+        skipped_frames=0,
+    )
+    return probe._Traced(facts=facts, before=facts, steps=1, wall_s=0.0)
+
+
+def test_a_cause_that_gives_way_to_another_is_not_gone() -> None:
+    read, branch = GraphBreakCause.SCALAR_READ, GraphBreakCause.DATA_DEPENDENT_BRANCH
+    base = traced((read, 3))
+    assert probe._breaks_gone(traced(), base) == {"SCALAR_READ"}
+    # In the next line, and in the very line: `if x.item() > 1:`.
+    assert probe._breaks_gone(traced((branch, 4)), base) == set()
+    assert probe._breaks_gone(traced((branch, 3)), base) == set()
+    printed = traced((read, 3), (GraphBreakCause.PRINT_OR_LOGGING, 9))
+    assert probe._breaks_gone(traced((branch, 3)), printed) == {"PRINT_OR_LOGGING"}
 
 
 def test_all_causes_together_come_first(capsys: pytest.CaptureFixture[str]) -> None:
