@@ -57,11 +57,16 @@ class TrialStatus(enum.StrEnum):
 
 
 class TrialKind(enum.StrEnum):
-    """What a trial measures: eager alone, one configuration, or a start from a filled cache."""
+    """What a trial measures.
+
+    Eager alone, one configuration, a start from a filled cache, or one configuration on batches of
+    chosen lengths.
+    """
 
     EAGER = "eager"
     COMPILE = "compile"
     WARM = "warm"
+    SHAPES = "shapes"
 
 
 class Phase(enum.StrEnum):
@@ -198,8 +203,9 @@ class Measuring:
     min_quads: int = 8
     # Time after which measuring stops with the precision it has.
     max_steady_s: float = 40.0
-    # The same for a warm start, which only shows what another process sees.
-    max_warm_steady_s: float = 8.0
+    # The same for a warm start, which only shows what another process sees. In 8 s a process knew
+    # its own ratio to no better than 6 % on a noisy 2-core virtual machine.
+    max_warm_steady_s: float = 20.0
     # Time for eager steps to become steady.
     max_warm_up_s: float = 20.0
     # Steps without any compile event that end the cold phase.
@@ -208,6 +214,73 @@ class Measuring:
     numerics_steps: int = 5
     # Time for tracing anew under other settings, once breaks or recompiles were met.
     max_diagnose_s: float = 30.0
+
+
+class LengthSource(enum.StrEnum):
+    """Where the lengths of the samples are known from."""
+
+    FILE = "file"
+    WORKLOAD = "workload"
+    BATCHES = "batches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchClass:
+    """Batches of one shape: samples in each, their padded length, and how many there were."""
+
+    rows: int
+    length: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """The lengths of a data set's samples, and how batches are made of them.
+
+    `values` are distinct and ascending, `counts` the samples of each. A batch holds `batch_size`
+    samples, or as many as fit into `tokens_per_batch` when padded. It is padded to `pad_to`, or to
+    its longest sample, rounded up to a multiple of `pad_multiple`.
+
+    With `whole_batches` the samples' own lengths are not known: `values` are padded lengths of
+    batches. `batches` are those that were seen, where the lengths are known from them.
+    """
+
+    values: tuple[int, ...]
+    counts: tuple[int, ...]
+    batch_size: int | None = None
+    tokens_per_batch: int | None = None
+    pad_to: int | None = None
+    pad_multiple: int = 1
+    shuffled: bool = True
+    drop_last: bool = False
+    source: LengthSource = LengthSource.BATCHES
+    whole_batches: bool = False
+    batches: tuple[BatchClass, ...] = ()
+
+
+class BatchShapes(enum.StrEnum):
+    """How the sizes of batches vary from step to step."""
+
+    CONSTANT = "constant"
+    # Only the number of rows: a smaller last batch.
+    ROWS = "rows"
+    # One length, the same for all tensors that have it.
+    LENGTH = "length"
+    # Several sizes that vary on their own: source and target, nodes and edges.
+    SEVERAL = "several"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeTime:
+    """Steps on batches of one shape: seconds eager and compiled, and what compiling for it took."""
+
+    rows: int
+    length: int
+    eager_step_s: Interval | None = None
+    step_s: Interval | None = None
+    pairs: tuple[Pair, ...] = ()
+    compile_s: float = 0.0
+    compiles: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +302,11 @@ class TrialSpec:
     budget_s: float | None = None
     # Compile time beyond which this configuration can only lose: the trial is then cut off.
     cut_off_s: float | None = None
+    # The lengths of the data set where the person gave them beside the workload.
+    lengths: Lengths | None = None
+    # Rows and padded length of the batches to measure, and whether their length is marked dynamic.
+    shapes: tuple[tuple[int, int], ...] = ()
+    mark_dynamic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -384,6 +462,13 @@ class WorkloadFacts:
     batches_seen: int = 0
     # Batches before the iterable starts again, when that was seen or can be asked.
     batches_per_epoch: int | None = None
+    # How sizes vary, and what is known of the lengths; None where no length was made out.
+    batch_shapes: BatchShapes = BatchShapes.CONSTANT
+    lengths: Lengths | None = None
+    # The most positions that the model takes; None where it does not say.
+    most_positions: int | None = None
+    # Whether the model can also generate, each token at a length of its own.
+    generates: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -469,6 +554,9 @@ class Trial:
     what_ifs: tuple[WhatIf, ...] = ()
     # Where the time of the eager step goes; measured by the eager trial.
     step_profile: StepProfile | None = None
+    # Step times on batches of chosen lengths.
+    shape_times: tuple[ShapeTime, ...] = ()
+    mark_dynamic: bool = False
     # Folder with a script that repeats a trial that failed.
     reproduction: str = ""
     # Flipped eager over a twin that was never compiled; 1 when noise explains the rest.
@@ -535,13 +623,68 @@ class Alternative:
     total_s: Interval | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
-    """The shape policy advised."""
+class ShapePolicy(enum.StrEnum):
+    """What to do about lengths that vary."""
 
-    policy: str
+    # Nothing varies: there is nothing to do.
+    STATIC = "static"
+    # Batches as they are, compiled as each name says.
+    EAGER = "eager"
+    AUTOMATIC = "automatic"
+    DYNAMIC = "dynamic"
+    MARK_DYNAMIC = "mark-dynamic"
+    STATIC_PER_LENGTH = "static-per-length"
+    # All batches padded to one length, or to the boundary of their bucket.
+    PAD_TO_LONGEST = "pad-to-longest"
+    BUCKETS = "buckets"
+    # Samples sorted into buckets, batches padded to their longest sample.
+    EAGER_BUCKETS = "eager-buckets"
+    DYNAMIC_BUCKETS = "dynamic-buckets"
+    MARK_DYNAMIC_BUCKETS = "mark-dynamic-buckets"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyTotal:
+    """What the plan takes under one shape policy: compiling `compiles` times is in `total_s`.
+
+    `total_s` is None for a policy that was not measured.
+    """
+
+    policy: ShapePolicy
+    total_s: Interval | None
+    compile_s: float
+    compiles: int
     boundaries: tuple[int, ...] = ()
     padding_share: float | None = None
+    config: Config | None = None
+    # Why it is not the one advised; empty for the one that is.
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketTotal:
+    """Seconds of the plan with so many static buckets, their compiles apart."""
+
+    buckets: int
+    steps_s: float
+    compile_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """The shape policy advised, and what each of the others would take.
+
+    `padding_share` is that under the policy, `padding_share_now` that of the batches as they are.
+    """
+
+    policy: ShapePolicy
+    boundaries: tuple[int, ...] = ()
+    padding_share: float | None = None
+    padding_share_now: float | None = None
+    policies: tuple[PolicyTotal, ...] = ()
+    bucket_totals: tuple[BucketTotal, ...] = ()
+    # Why there was nothing to decide; empty where policies were compared.
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
