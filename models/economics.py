@@ -18,7 +18,7 @@ import numpy as np
 from advisor.models.plan import Plan
 from advisor.profiler import statistics
 from advisor.profiler.records import Interval, Pair
-from advisor.profiler.statistics import Array
+from advisor.profiler.statistics import Array, StepDraws
 
 DRAWS = 2000
 
@@ -56,6 +56,8 @@ class Measured:
     data_wait_s: float = 0.0
     level_sigma: float = 0.0
     forward_share: float = FORWARD_SHARE
+    # Joint draws that stand in for `pairs` where the plan's mix was not run but composed.
+    draws: StepDraws | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +102,9 @@ def bill(
     start, or the cold one while the warm is unknown. Raises ValueError without pairs.
     """
     rng = np.random.default_rng([seed, 1])
-    draws = statistics.step_draws(measured.pairs, seed, DRAWS)
-    run_sigma = max(RUN_SIGMA, statistics.between_processes(measured.pairs, seed))
+    draws = measured.draws or statistics.step_draws(measured.pairs, seed, DRAWS)
+    between = statistics.between_processes(measured.pairs, seed)
+    run_sigma = max(RUN_SIGMA, statistics.USUAL_BETWEEN if measured.draws else between)
     normal = rng.standard_normal((3, DRAWS))
     level = np.exp(measured.level_sigma * normal[0])
     eager_s = draws.eager_s * level
@@ -124,7 +127,7 @@ def bill(
     price = plan.price_per_hour
     return Bill(
         steps=steps,
-        speedup=statistics.speedup(measured.pairs, seed),
+        speedup=statistics.interval(draws.eager_s / draws.compiled_s),
         eager_step_s=statistics.interval(eager_s),
         step_s=statistics.interval(step_s),
         compile_s=statistics.interval(first),

@@ -17,6 +17,7 @@ from advisor.profiler.records import (
     Advice,
     Config,
     Diagnosis,
+    Dynamic,
     Fix,
     FixKind,
     GraphBreak,
@@ -123,8 +124,15 @@ def explained(trials: Sequence[Trial]) -> Trial | None:
 
 
 def _tried(trials: Iterable[Trial]) -> list[Trial]:
-    compiled = (t for t in trials if t.kind is TrialKind.COMPILE)
-    return [t for t in compiled if t.status is not TrialStatus.SKIPPED]
+    """Returns the trials that show what keeps a model from running compiled.
+
+    Those along the lengths do too, but for a graph that is static on purpose; they count where the
+    job's own mix of batches was not worth a trial.
+    """
+    ran = [t for t in trials if t.status is not TrialStatus.SKIPPED]
+    own = [t for t in ran if t.kind is TrialKind.COMPILE]
+    along = [t for t in ran if t.kind is TrialKind.SHAPES]
+    return own or [t for t in along if t.config and t.config.dynamic is not Dynamic.FALSE]
 
 
 def _rate(trials: Sequence[Trial]) -> Rate:

@@ -15,22 +15,26 @@ from advisor.profiler import (
     coverage,
     diagnose_phase,
     facts,
+    job_lengths,
     numerics,
     statistics,
     timing,
     torch_internals,
 )
+from advisor.profiler.batch_shapes import Sizes, sizes_of
 from advisor.profiler.blocks import repeated_blocks
 from advisor.profiler.compile_events import CompileRecorder
 from advisor.profiler.compile_phase import PhaseTeller
 from advisor.profiler.flip import Flip, targets
 from advisor.profiler.frames import Result
+from advisor.profiler.lengths import measured_lengths
 from advisor.profiler.machine import PeakMemory, Watch, environment
 from advisor.profiler.options import apply_options
 from advisor.profiler.records import (
     Blocks,
     Config,
     Interval,
+    Lengths,
     Pair,
     Phase,
     Timing,
@@ -40,6 +44,7 @@ from advisor.profiler.records import (
     TrialStatus,
 )
 from advisor.profiler.reporter import Reporter
+from advisor.profiler.shape_times import eager_times
 from advisor.profiler.snapshot import Snapshot, coarsest_dtype, course, random_source
 from advisor.profiler.step_profile import profile_step
 from advisor.profiler.training import Trainer, loss_value, signature
@@ -56,6 +61,12 @@ _LEAST_COLD_S = 5.0
 # An epoch of at most this many steps is run to its end, where a smaller batch may wait.
 _MOST_EPOCH_STEPS = 64
 _PROFILED_BATCHES = 2
+# Looking at further batches for their lengths, and eager steps along them.
+_LOOKING_S = 2.0
+_ALONG_S = 6.0
+_EAGER_LENGTHS = 5
+# A shorter plan than this bears no shape policy.
+_LEAST_PLAN_S = 30.0
 # Steps longer than this are profiled on one batch.
 _LONG_STEP_S = 5.0
 # What a trial takes to end; the campaign's budget must not pass meanwhile.
@@ -84,6 +95,8 @@ class Measurement:
         self._begun = time.perf_counter()
         self._user_s = 0.0
         self._seen: Counter[str] = Counter()
+        # The same by the sizes alone; empty where a tensor has no plain shape.
+        self._sizes: Counter[Sizes] = Counter()
         # The first batches of the training, in their order.
         self._first: list[Batch] = []
         # The losses of the first compiled steps, which are on these batches.
@@ -91,6 +104,7 @@ class Measurement:
         self._warnings = list(torch_internals.missing())
         self._dtype = "float32"
         self._still_compiling = False
+        self._given_lengths: Lengths | None = None
         # Set once a configuration was measured: what `_diagnose` traces anew.
         self._flip: Flip | None = None
 
@@ -102,6 +116,7 @@ class Measurement:
         self._reporter.begin(Phase.BUILD)
         with self._users_time():
             workload = build(spec.workload, device)
+            self._given_lengths = spec.lengths or job_lengths.of_workload(workload.lengths)
         trainer = Trainer(workload, device)
         if spec.config is None:
             trial = self._measure_eager(trainer)
@@ -165,6 +180,9 @@ class Measurement:
 
     def _see(self, batch: Batch) -> None:
         self._seen[signature(batch)] += 1
+        sizes = sizes_of(batch)
+        if sizes is not None:
+            self._sizes[sizes] += 1
         if len(self._first) < self._spec.measuring.numerics_steps:
             self._first.append(batch)
 
@@ -220,6 +238,8 @@ class Measurement:
             spread=warm.spread,
         )
         trial = self._workload_facts(trainer, repeated_blocks(trainer.model))
+        with self._users_time():
+            trial = self._at_lengths(trial, trainer, warm.step_s)
         return replace(
             trial,
             eager=eager,
@@ -227,6 +247,28 @@ class Measurement:
             eager_peak_bytes=peak_bytes,
             step_profile=profile,
         )
+
+    def _at_lengths(self, trial: Trial, trainer: Trainer, step_s: float) -> Trial:
+        """Returns the eager trial with the job's lengths, and step times along them."""
+        given = self._given_lengths
+        found, data = job_lengths.find(trainer, self._sizes, given, _LOOKING_S)
+        if trial.workload is None:
+            return trial
+        workload = replace(
+            trial.workload,
+            batch_shapes=found.kind,
+            lengths=data,
+            most_positions=job_lengths.most_positions(trainer.model),
+            generates=job_lengths.generates(trainer.model),
+        )
+        trial = replace(trial, workload=workload)
+        lengths = measured_lengths(data, _EAGER_LENGTHS, probe=True) if data else ()
+        plan_s = (self._spec.plan_steps or math.inf) * step_s
+        if data is None or len(lengths) < 2 or plan_s < _LEAST_PLAN_S:
+            return trial
+        self._reporter.tell("steps along the lengths")
+        times = eager_times(trainer, found, data, lengths, _ALONG_S)
+        return replace(trial, shape_times=times)
 
     def _measure_compiled(self, trainer: Trainer, config: Config) -> Trial:
         self._reporter.begin(Phase.WARM_UP)

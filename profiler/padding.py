@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +20,19 @@ _LEAST_LENGTH = 4
 _LEAST_ROWS = 2
 _LEAST_RUN = 2
 
-# Padded tokens and all tokens of a batch.
-_Count = tuple[int, int]
+
+@dataclass(frozen=True, slots=True)
+class _Padding:
+    """Padded positions of each row of a batch, shape (rows,), and the positions of a row."""
+
+    of_rows: torch.Tensor
+    length: int
+
+
+def row_lengths(batch: Batch) -> list[int] | None:
+    """Returns the samples' own lengths in a batch, None where it does not show what is padding."""
+    found = _padding(batch)
+    return None if found is None else (found.length - found.of_rows).tolist()
 
 
 def padding_share(batches: Sequence[Batch]) -> float | None:
@@ -29,20 +41,20 @@ def padding_share(batches: Sequence[Batch]) -> float | None:
     Told by an `attention_mask` (its zeros), else by a mask whose rows change once from kept to
     padded, else by token ids whose rows end, or begin, in runs of one number used nowhere else.
     """
-    found = [_count(batch) for batch in batches[:_MOST_BATCHES]]
-    told = [count for count in found if count is not None]
+    found = [_padding(batch) for batch in batches[:_MOST_BATCHES]]
+    told = [padding for padding in found if padding is not None]
     # Batches that show no padding are no evidence when most others are silent as well.
     if not told or 2 * len(told) < len(found):
         return None
-    total = sum(count[1] for count in told)
-    return sum(count[0] for count in told) / total if total else None
+    total = sum(len(padding.of_rows) * padding.length for padding in told)
+    return sum(int(padding.of_rows.sum()) for padding in told) / total if total else None
 
 
-def _count(batch: Batch) -> _Count | None:
+def _padding(batch: Batch) -> _Padding | None:
     named = list(_matrices(batch))
     for name, tensor in named:
         if name == _ATTENTION_MASK and _is_flags(tensor):
-            return int((tensor == 0).sum()), tensor.numel()
+            return _Padding((tensor == 0).sum(1), tensor.shape[1])
     for name, tensor in named:
         named_so = "mask" in name or "pad" in name
         if named_so or tensor.dtype is torch.bool:
@@ -78,7 +90,7 @@ def _is_flags(mask: torch.Tensor) -> bool:
     return not mask.is_floating_point() or bool(((mask == 0) | (mask == 1)).all())
 
 
-def _of_mask(name: str, mask: torch.Tensor) -> _Count | None:
+def _of_mask(name: str, mask: torch.Tensor) -> _Padding | None:
     """Returns the padding that a mask shows, None where it is no padding mask or cannot be read.
 
     Libraries disagree on what True means (torch's `key_padding_mask`: padding; transformers: a
@@ -98,7 +110,7 @@ def _of_mask(name: str, mask: torch.Tensor) -> _Count | None:
     if not name and not (len(whole) and len(changed)):
         return None
     kept = bool(whole[0, 0]) if len(whole) else "pad" not in name
-    return int((is_set != kept).sum()), mask.numel()
+    return _Padding((is_set != kept).sum(1), mask.shape[1])
 
 
 def _is_causal(is_set: torch.Tensor) -> bool:
@@ -110,7 +122,7 @@ def _is_causal(is_set: torch.Tensor) -> bool:
     return bool((is_set == lower).all() or (is_set == ~lower).all())
 
 
-def _of_token_ids(ids: torch.Tensor) -> _Count | None:
+def _of_token_ids(ids: torch.Tensor) -> _Padding | None:
     """Returns the padding at the ends of rows, None where no number is evidently padding."""
     rows, length = ids.shape
     if rows < _LEAST_ROWS or length < _LEAST_LENGTH:
@@ -125,4 +137,4 @@ def _of_token_ids(ids: torch.Tensor) -> _Count | None:
         # The number stands nowhere but in those runs.
         and int(is_pad.sum()) == int(runs.sum())
     )
-    return (int(runs.sum()), ids.numel()) if evident else None
+    return _Padding(runs, length) if evident else None

@@ -120,19 +120,20 @@ def warm_up(
     return result
 
 
-def quad(trainer: Trainer, flip: Flip, steps: int, compiled_first: bool) -> Pair:
-    """Returns one ABBA quad: four blocks over the same batches, so that drift cancels.
+def quad(trainer: Trainer, flip: Flip, batches: list[Batch]) -> Pair:
+    """Returns one ABBA quad: four blocks over the same `batches`, so that drift cancels.
 
-    What follows a flip settles first, in steps that are not timed.
+    What follows a flip settles first, in steps that are not timed. A quad ends in the arm in which
+    the next one begins: there is nothing to settle between them.
     """
-    batches = trainer.batches.take(steps)
     arms = {True: 0.0, False: 0.0}
-    for compiled in (compiled_first, not compiled_first, not compiled_first, compiled_first):
+    for compiled in (True, False, False, True):
         if compiled != flip.compiled:
             (flip.to_compiled if compiled else flip.to_eager)()
             trainer.run(batches[:1] * _SETTLE_STEPS)
         arms[compiled] += timed(trainer, batches)
-    return Pair(eager_s=arms[False] / (2 * steps), compiled_s=arms[True] / (2 * steps))
+    timed_steps = 2 * len(batches)
+    return Pair(eager_s=arms[False] / timed_steps, compiled_s=arms[True] / timed_steps)
 
 
 def measure_quads(
@@ -140,8 +141,8 @@ def measure_quads(
 ) -> Iterator[Pair]:
     """Yields quads of blocks of `steps` steps until it is `enough`, or `limit_s` have passed."""
     begun = time.perf_counter()
-    for number in range(_MOST_QUADS):
-        yield quad(trainer, flip, steps, compiled_first=number % 2 == 0)
+    for _ in range(_MOST_QUADS):
+        yield quad(trainer, flip, trainer.batches.take(steps))
         if enough() or time.perf_counter() - begun > limit_s:
             return
 

@@ -36,6 +36,7 @@ _NAMES = {
     "torch._dynamo.callback.callback_handler": "where a recompile without a place was called",
     "torch.nested._internal.nested_tensor._tensor_id_counter": "use of jagged tensors",
     "torch.nn.Module.compile": "compiling in place",
+    "torch._dynamo.mark_dynamic": "what marking a length as dynamic brings",
     "torch._dynamo.reset": "what other settings of the compiler would bring",
     "torch._dynamo.config": "what other settings of the compiler would bring",
     "torch._inductor.config": "which settings of Inductor there are",
@@ -128,6 +129,18 @@ def on_compile_start(tell: Callable[[str], None]) -> None:
     )
     if register is not None:
         register(lambda arguments: tell(str(getattr(arguments, "compile_id", ""))))
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> bool:
+    """Marks a dimension as varying from `low` to `high`; False when this torch cannot.
+
+    As in PyTorch's "Dynamic shapes" page: the next compile makes one graph for all those sizes.
+    """
+    mark = find("torch._dynamo.mark_dynamic")
+    if mark is None:
+        return False
+    mark(tensor, dim, min=low, max=high)
+    return True
 
 
 def jagged_tensors_made() -> bool:

@@ -44,6 +44,11 @@ class Batches:
         self._step += 1
         return to_device(batch, self._device)
 
+    @property
+    def loader(self) -> Any:
+        """What batches come from when it is no function of the step; None when it is one."""
+        return None if callable(self._source) else self._source
+
     def take(self, count: int) -> list[Batch]:
         """Returns the next `count` batches."""
         return [self.next() for _ in range(count)]

@@ -15,8 +15,9 @@ from advisor.profiler.compile_failure import failed_trial
 from advisor.profiler.errors import PlanError, WorkloadError
 from advisor.profiler.frames import Result, Unusable
 from advisor.profiler.measurement import Measurement
-from advisor.profiler.records import TrialSpec
+from advisor.profiler.records import TrialKind, TrialSpec
 from advisor.profiler.reporter import Reporter
+from advisor.profiler.shape_measurement import ShapeMeasurement
 
 _MOST_TRACEBACK = 20_000
 
@@ -29,7 +30,8 @@ def run_trial(spec: TrialSpec, descriptor: int) -> None:
     reporter = Reporter(descriptor, spec)
     _enter_folder(spec)
     try:
-        trial = Measurement(spec, reporter).run()
+        kind = ShapeMeasurement if spec.kind is TrialKind.SHAPES else Measurement
+        trial = kind(spec, reporter).run()
     except WorkloadError as error:
         reporter.send(
             Unusable(

@@ -88,6 +88,12 @@ def number_of(amount: int, noun: str) -> str:
     return f"{count(amount)} {noun}" + ("" if amount == 1 else "s")
 
 
+def percent(share: float) -> str:
+    """Returns a share as whole percent: `8 %`; what is not nothing never reads as 0 %."""
+    found = 100 * share
+    return "less than 1 %" if 0 < found < 0.5 else f"{found:.0f} %"
+
+
 def size(number: float) -> str:
     """Returns bytes in the largest unit that keeps a figure before the point: `3.2 GiB`."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
