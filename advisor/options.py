@@ -37,6 +37,36 @@ BatchSize = Annotated[int | None, typer.Option(help="Preset: samples of a batch.
 Length = Annotated[int | None, typer.Option(help="Preset: length of a sample.")]
 Precision = Annotated[str | None, typer.Option(help="Preset: its precision.")]
 Scale = Annotated[str | None, typer.Option(help="Preset: its size, such as tiny.")]
+LengthsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--lengths",
+        metavar="FILE",
+        help="Lengths of the data set's samples: .txt (one a line), .json, .jsonl, .npy, .csv, "
+        ".tsv, .parquet, .arrow, .feather, or a folder of save_to_disk.",
+    ),
+]
+LengthsColumn = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Column of --lengths: numbers, or lists such as input_ids."),
+]
+TokensPerBatch = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="A batch holds as many samples of --lengths as fit, padded."),
+]
+Padding = Annotated[
+    str | None,
+    typer.Option(
+        metavar="RULE",
+        help="What batches of --lengths are padded to: longest, a whole number, or multiple:K.",
+    ),
+]
+SortedByLength = Annotated[
+    bool,
+    typer.Option(
+        "--sorted-by-length", help="Samples of --lengths come sorted by length, not shuffled."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of all random generators.")]
 Server = Annotated[
     str | None,

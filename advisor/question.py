@@ -19,13 +19,14 @@ from typing import TypeVar
 from advisor.models.plan import Plan
 from advisor.profiler.errors import PlanError, WorkloadError
 from advisor.profiler.preset_table import PRESETS
-from advisor.profiler.records import Config, Dynamic, Mode, Scope, WorkloadSpec
+from advisor.profiler.records import Config, Dynamic, Lengths, Mode, Scope, WorkloadSpec
 from advisor.profiler.units import parse_duration, parse_size, printable
 from advisor.request import AdviceRequest, Limits
 
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?")
 _ADVICE_ID = re.compile(r"[A-Za-z0-9_-]+")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_PADDING = re.compile(r"(?P<multiple>multiple:)?(?P<number>[0-9]{1,18})")
 _FORMS = "path/to/file.py:function, package.module:function, hf:NAME or hf:DIR expected"
 # CUDA graphs need a CUDA device.
 CUDA_GRAPH_MODES = (Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE)
@@ -64,6 +65,11 @@ class Typed:
     scale: str | None = None
     seed: int = 0
     measure_anyway: bool = False
+    lengths: Path | None = None
+    lengths_column: str | None = None
+    tokens_per_batch: int | None = None
+    padding: str | None = None
+    sorted_by_length: bool = False
 
 
 def request_of(typed: Typed) -> AdviceRequest:
@@ -104,6 +110,11 @@ def request_of(typed: Typed) -> AdviceRequest:
     request = AdviceRequest(workload=workload, plan=plan, limits=limits)
     request.validate()
     check_workload(workload)
+    # Last, because a file may be long.
+    lengths = _lengths(typed)
+    if lengths is not None:
+        request = replace(request, lengths=lengths)
+        request.validate()
     return request
 
 
@@ -175,6 +186,63 @@ def configs_of(
             Config(scope=scope, mode=mode, dynamic=dynamic) for scope, mode, dynamic in combinations
         )
     )
+
+
+def _lengths(typed: Typed) -> Lengths | None:
+    """Returns the lengths in the file that was named, and how batches are made of them."""
+    if typed.lengths is None:
+        for option, given in (
+            ("--lengths-column", typed.lengths_column is not None),
+            ("--tokens-per-batch", typed.tokens_per_batch is not None),
+            ("--padding", typed.padding is not None),
+            ("--sorted-by-length", typed.sorted_by_length),
+        ):
+            if given:
+                raise PlanError(
+                    f"{option} came without --lengths",
+                    "it says how batches are made of the lengths of a file",
+                    "give --lengths FILE",
+                )
+        return None
+    tokens = typed.tokens_per_batch
+    if tokens is not None and not 0 < tokens < 2**31:
+        raise PlanError(f"--tokens-per-batch {tokens} is out of range", "at least 1 expected")
+    pad_to, pad_multiple = _padding(typed.padding)
+    if tokens is not None and pad_to is not None and pad_to > tokens:
+        raise PlanError(
+            f"--padding {pad_to} is more than --tokens-per-batch {tokens}",
+            "not one padded sample fits into a batch",
+            "give a larger budget, or pad to less",
+        )
+    from advisor import length_file
+    from advisor.profiler.lengths import MOST_LENGTH
+
+    if max(pad_to or 1, pad_multiple) > MOST_LENGTH:
+        raise PlanError(
+            f"--padding {printable(typed.padding or '')} is out of range",
+            f"1 to {MOST_LENGTH:,} expected",
+        )
+    return replace(
+        length_file.read(typed.lengths, typed.lengths_column),
+        tokens_per_batch=tokens,
+        pad_to=pad_to,
+        pad_multiple=pad_multiple,
+        shuffled=not typed.sorted_by_length,
+    )
+
+
+def _padding(rule: str | None) -> tuple[int | None, int]:
+    """Returns what all batches are padded to, if that was asked, and the multiple."""
+    if rule is None or rule == "longest":
+        return None, 1
+    found = _PADDING.fullmatch(rule)
+    if found is None or not int(found["number"]):
+        raise PlanError(
+            f"--padding {printable(rule)!r} is unknown",
+            mend="longest, a whole number that all batches are padded to, or multiple:K expected",
+        )
+    number = int(found["number"])
+    return (None, number) if found["multiple"] else (number, 1)
 
 
 def check_workload(spec: WorkloadSpec) -> None:
