@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from advisor import wording
+from advisor import shape_wording, wording
 from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, BestCase, Seen, best_case
 from advisor.models.economics import Bill, affordable_compile_s, point_total_s
-from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
+from advisor.models.evidence import Base, Doubt, Evidence, bill_of, doubt, gather
 from advisor.models.plan import Plan
+from advisor.models.shape_policies import Option, base_of, lengths_of, options, padding_gain
 from advisor.profiler.diagnosis import what_if_configs
+from advisor.profiler.lengths import measured_lengths, rows_at
 from advisor.profiler.records import (
     Config,
     Dynamic,
     Failure,
+    Lengths,
     Mode,
     Scope,
     Trial,
@@ -29,6 +32,7 @@ from advisor.profiler.records import (
     TrialStatus,
 )
 from advisor.profiler.statistics import half_width, speedup
+from advisor.profiler.step_curve import fit
 from advisor.profiler.units import config_name
 from advisor.request import AdviceRequest
 
@@ -51,6 +55,9 @@ _MOST_WARM_TRIALS = 5
 _MOST_SHARE_OF_PLAN = 0.05
 # Settings of the compiler that a campaign tries beside the configurations themselves.
 _MOST_WHAT_IFS = 4
+# Lengths at which a trial along them measures first.
+_STATIC_LENGTHS = 4
+_DYNAMIC_LENGTHS = 5
 # ABBA: a quad is four blocks of at least one step.
 BLOCKS_OF_QUAD = 4
 
@@ -90,6 +97,9 @@ class Step:
     expected_s: float
     from_trial_id: str | None = None
     budget_left_s: float | None = None
+    # Rows and padded length of the batches to measure, and whether the length is marked dynamic.
+    shapes: tuple[tuple[int, int], ...] = ()
+    mark_dynamic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +173,34 @@ class _Outlook:
         return _Skip("cannot_pay", sentence)
 
 
+@dataclass(frozen=True, slots=True)
+class _ShapeTrial:
+    """A trial along the lengths: how it is compiled, and whether the length is marked."""
+
+    config: Config
+    mark_dynamic: bool = False
+
+    def is_of(self, trial: Trial) -> bool:
+        """Returns whether `trial` is this one, run or skipped."""
+        same = (trial.config, trial.mark_dynamic) == (self.config, self.mark_dynamic)
+        return trial.kind is TrialKind.SHAPES and same
+
+    def lengths(self, data: Lengths, eager: Trial) -> tuple[int, ...]:
+        """Returns the lengths to measure first. A static graph for each of them costs a compile."""
+        static = self.config.dynamic is Dynamic.FALSE
+        aligned = fit(eager.shape_times, compiled=False).surcharge > 0
+        most = _STATIC_LENGTHS if static else _DYNAMIC_LENGTHS
+        return measured_lengths(data, most, probe=aligned or not static)
+
+
+def _shape_trials(scope: Scope) -> Iterator[_ShapeTrial]:
+    yield _ShapeTrial(Config(scope=scope, dynamic=Dynamic.TRUE))
+    yield _ShapeTrial(Config(scope=scope, dynamic=Dynamic.FALSE))
+    # Blocks compiled on their own see tensors made in between, which nobody has marked.
+    if scope is Scope.MODEL:
+        yield _ShapeTrial(Config(scope=scope), mark_dynamic=True)
+
+
 class Campaign:
     """The trials behind one piece of advice: says which comes next, and takes their results."""
 
@@ -174,6 +212,7 @@ class Campaign:
         self._new_id = new_id
         self._trials: list[Trial] = []
         self._spent_s = 0.0
+        self._known_options: tuple[int, tuple[Option, ...]] | None = None
         # Fixed once both scopes were looked at, so that no later figure reopens the campaign.
         self._scope: Scope | None = None
 
@@ -217,11 +256,22 @@ class Campaign:
                 expected_s=EAGER_TRIAL_S,
                 budget_left_s=self._left_s(),
             )
-        common = base(self._trials)
+        common = base_of(self._trials)
         if self.eager.status is not TrialStatus.OK or common is None:
             return None
-        for config in self._candidates():
-            if any(t.config == config for t in self._trials):
+        wanted = self._candidates()
+        early = [config for config in wanted if config in _FIRST or config.options]
+        return (
+            self._first_of(early, common)
+            or self._shape_step(common)
+            or self._first_of(self._candidates(), common)
+            or (None if self._anyway else self._warm_start(common))
+        )
+
+    def _first_of(self, configs: Iterable[Config], common: Base) -> Step | None:
+        """Returns the trial of the first configuration that is worth one; others are skipped."""
+        for config in configs:
+            if any(t.config == config and t.kind is TrialKind.COMPILE for t in self._trials):
                 continue
             outlook = self._outlook(config, common)
             expected_s = self._usual_s(common) + outlook.best.usual_compile_s
@@ -242,7 +292,65 @@ class Campaign:
                 expected_s=expected_s,
                 budget_left_s=self._left_s(),
             )
-        return None if self._anyway else self._warm_start(common)
+        return None
+
+    def _shape_step(self, common: Base) -> Step | None:
+        """Returns the next trial along the lengths of the job, if they vary and it can pay."""
+        data, eager = lengths_of(self._trials), self.eager
+        if data is None or eager is None or self._request.limits.configs or self._anyway:
+            return None
+        gain = padding_gain(data, eager)
+        for trial in _shape_trials(self._further_scope()):
+            if any(trial.is_of(t) for t in self._trials):
+                continue
+            lengths = trial.lengths(data, eager)
+            # Without padding it could be faster by as much again; each length may compile anew.
+            outlook = self._outlook(trial.config, common)
+            compiles = len(lengths) if trial.config.dynamic is Dynamic.FALSE else 1
+            best = replace(
+                outlook.best,
+                speedup=outlook.best.speedup * gain,
+                compile_s=outlook.best.compile_s * compiles,
+                usual_compile_s=outlook.best.usual_compile_s * compiles,
+            )
+            outlook = replace(outlook, best=best)
+            expected_s = self._usual_s(common) + best.usual_compile_s
+            skip = (
+                self._impossible(trial.config)
+                or outlook.not_worth_it()
+                or self._unaffordable(expected_s)
+            )
+            if skip is not None:
+                self._skip(trial.config, skip, TrialKind.SHAPES, mark_dynamic=trial.mark_dynamic)
+                continue
+            return Step(
+                kind=TrialKind.SHAPES,
+                config=trial.config,
+                cut_off_s=outlook.cut_off_s,
+                plan_steps=outlook.steps,
+                why=shape_wording.along_lengths(
+                    trial.config, lengths, mark_dynamic=trial.mark_dynamic
+                ),
+                expected_s=expected_s,
+                budget_left_s=self._left_s(),
+                shapes=tuple((rows_at(data, length), length) for length in lengths),
+                mark_dynamic=trial.mark_dynamic,
+            )
+        return None
+
+    def _options(self, common: Base) -> tuple[Option, ...]:
+        """Returns the shape policies that pay, as far as they were measured."""
+        data = lengths_of(self._trials)
+        if data is None or self._anyway:
+            return ()
+        if self._known_options is None or self._known_options[0] != len(self._trials):
+            # Without waiting for data, which no policy changes.
+            found = options(
+                data, self._trials, replace(common, data_wait_s=0.0), self._request.plan
+            )
+            self._known_options = (len(self._trials), found)
+        least = self._request.plan.confidence
+        return tuple(o for o in self._known_options[1] if o.bill.p_saves >= least)
 
     def _why(self, config: Config, outlook: _Outlook) -> str:
         if self._anyway:
@@ -251,7 +359,8 @@ class Campaign:
 
     def _candidates(self) -> tuple[Config, ...]:
         facts = self.eager.workload if self.eager else None
-        shapes = len(facts.shapes) if facts else 1
+        # Along a length, trials of their own compare what `dynamic` brings.
+        shapes = len(facts.shapes) if facts and lengths_of(self._trials) is None else 1
         wanted = candidates(self._request, self._device(), shapes, self._further_scope())
         first = [config for config in wanted if config in _FIRST]
         return tuple(dict.fromkeys((*first, *self._what_ifs(), *wanted)))
@@ -275,7 +384,7 @@ class Campaign:
         """Returns the scope in which mode default did better; the whole model when in doubt."""
         if self._scope is not None:
             return self._scope
-        common = base(self._trials)
+        common = base_of(self._trials)
         totals = {
             e.config: self._bill(e, common).expected_total_s
             for e in gather(self._trials)
@@ -292,6 +401,8 @@ class Campaign:
         totals = [(point_total_s(plan, steps, common.step_s, 0.0, 0.0), EAGER)]
         for evidence, found in self._paying(replace(common, data_wait_s=0.0)):
             totals.append((found.expected_total_s, config_name(evidence.config)))
+        found_options = self._options(common)
+        totals += [(o.bill.expected_total_s, o.policy.value) for o in found_options]
         now_s, now = min(totals)
         return _Outlook(
             config=config,
@@ -343,11 +454,19 @@ class Campaign:
             return _STATUS_SPEAKS_FOR_MODES.get(trial.status)
         return _SPEAKS_FOR_MODES.get(found) if found else None
 
-    def _skip(self, config: Config, skip: _Skip) -> None:
+    def _skip(
+        self,
+        config: Config,
+        skip: _Skip,
+        kind: TrialKind = TrialKind.COMPILE,
+        *,
+        mark_dynamic: bool = False,
+    ) -> None:
         self._trials.append(
             Trial(
                 trial_id=self._new_id(),
-                kind=TrialKind.COMPILE,
+                kind=kind,
+                mark_dynamic=mark_dynamic,
                 status=TrialStatus.SKIPPED,
                 config=config,
                 failure=Failure(kind=skip.kind, message=skip.message),
@@ -362,6 +481,10 @@ class Campaign:
             return None
         evidence, _ = best
         trial = evidence.trial
+        total_s = self._bill(evidence, replace(common, data_wait_s=0.0)).expected_total_s
+        if any(o.bill.expected_total_s < total_s for o in self._options(common)):
+            # It will not be advised.
+            return None
         if not trial.cache_folder:
             return None
         cold = trial.cold_start_s or 0.0

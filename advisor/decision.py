@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from advisor import wording
+from advisor import paste, wording
 from advisor.models.economics import Bill, point_total_s
-from advisor.models.evidence import Base, Doubt, Evidence, base, bill_of, doubt, gather
+from advisor.models.evidence import Base, Doubt, Evidence, bill_of, doubt, gather
 from advisor.models.plan import Plan
+from advisor.models.shape_policies import Option, base_of
 from advisor.profiler import statistics
 from advisor.profiler.diagnosis import Stakes, fixes
 from advisor.profiler.errors import AdvisorError
@@ -27,9 +28,11 @@ from advisor.profiler.records import (
     Trial,
     TrialKind,
     TrialStatus,
+    WorkloadFacts,
 )
 from advisor.profiler.units import config_name
 from advisor.request import AdviceRequest
+from advisor.shape_advice import Choice, Ordinary
 
 # A larger share of waiting than this is worth a warning before anything is compiled.
 LARGE_DATA_WAIT = 0.2
@@ -60,6 +63,11 @@ class _Judged:
         return self.bill
 
     @property
+    def ordinary(self) -> Ordinary:
+        """The configuration with its bill, as shape policies are compared with it."""
+        return Ordinary(self.config, self.evidence.trial, self.billed)
+
+    @property
     def confident(self) -> bool:
         """Whether it saves time with the plan's confidence."""
         return self.bill is not None and self.bill.p_saves >= self.confidence
@@ -85,7 +93,7 @@ def decide(
     the real run is billed as starting from the kept cache, where its warm start was measured.
     Raises `AdvisorError` when no trial gave even an eager step time: there is nothing to advise on.
     """
-    common = base(trials)
+    common = base_of(trials)
     if common is None:
         raise AdvisorError("no trial could run", _first_failure(trials))
     judged = [_judge(e, common, request, use_hand_over) for e in gather(trials)]
@@ -93,6 +101,14 @@ def decide(
     bill = closest.bill if closest else None
     best = closest if closest and closest.confident else None
     eager_total_s = bill.eager_total_s if bill else _eager_total(request.plan, trials, common)
+    choice = Choice(
+        trials,
+        common,
+        request.plan,
+        [found.ordinary for found in judged if found.bill is not None],
+        best.ordinary if best else None,
+    )
+    policy = choice.chosen
     advice = Advice(
         advice_id=advice_id,
         created=created,
@@ -110,17 +126,41 @@ def decide(
         reasons=(),
         steps=request.plan.steps_planned(common.step_s),
         fixes=fixes(trials, _stakes(request.plan, common)),
-        alternatives=tuple(_alternatives(judged, trials, best, request.plan)),
-        warnings=tuple(dict.fromkeys(_warnings(trials, judged, common))),
+        shapes=choice.shapes(),
+        alternatives=tuple(_alternatives(judged, trials, best, policy, request.plan)),
+        warnings=tuple(dict.fromkeys((*_warnings(trials, judged, common), *choice.warnings()))),
         trials=tuple(trials),
-        workload=next((t.workload for t in reversed(trials) if t.workload), None),
+        workload=_workload(trials),
         environment=next((t.environment for t in reversed(trials) if t.environment), None),
         campaign_s=campaign_s,
     )
+    if policy is not None:
+        reasons = (
+            *choice.reasons(),
+            wording.campaign_against_savings(campaign_s, policy.bill.saved_s),
+        )
+        return replace(_with_policy(advice, choice, policy), reasons=reasons)
     if best is None:
         return replace(advice, reasons=tuple(_why_stay(judged, trials, request.plan, common)))
     reasons = tuple(_why_compile(best, request.plan, common, campaign_s, use_hand_over))
     return replace(_enabled(advice, best), reasons=reasons)
+
+
+def _workload(trials: Sequence[Trial]) -> WorkloadFacts | None:
+    """Returns the facts of the job: the last trial's, with the lengths that the eager one saw."""
+    known = [trial.workload for trial in trials if trial.workload is not None]
+    if not known:
+        return None
+    eager = next((t.workload for t in trials if t.kind is TrialKind.EAGER and t.workload), known[0])
+    return replace(
+        known[-1],
+        shapes=eager.shapes,
+        batches_seen=eager.batches_seen,
+        batch_shapes=eager.batch_shapes,
+        lengths=eager.lengths,
+        most_positions=eager.most_positions,
+        generates=eager.generates,
+    )
 
 
 def _stakes(plan: Plan, common: Base) -> Stakes:
@@ -149,6 +189,36 @@ def _enabled(advice: Advice, best: _Judged) -> Advice:
         saved_s=bill.saved_s,
         advised_total_s=bill.total_s,
         hand_over=hand_over if trial.cache_folder else None,
+        gpu_hours_saved=bill.hours_saved,
+        money_saved=bill.money_saved,
+    )
+
+
+def _with_policy(advice: Advice, choice: Choice, policy: Option) -> Advice:
+    """Returns the advice with the figures and the code of a shape policy."""
+    bill, trial, config, facts = policy.bill, policy.trial, choice.config(), advice.workload
+    if config is not None and trial is not None:
+        config = replace(config, fullgraph=_whole(trial))
+    code = []
+    if config is not None and trial is not None and facts is not None:
+        code.append(wording.code(config, facts, trial.form))
+    code.append(paste.batches(policy.policy, policy.boundaries, choice.data))
+    # What a trial along the lengths compiled serves any length only if it was made for all.
+    kept = trial if trial is not None and config is not None and not policy.boundaries else None
+    return replace(
+        advice,
+        enable=config is not None,
+        config=config,
+        code="\n\n".join(part for part in code if part),
+        speedup=bill.speedup,
+        compile_s=bill.compile_s,
+        saved_s=bill.saved_s,
+        advised_total_s=bill.total_s,
+        break_even_step=bill.break_even_step,
+        p_saves=bill.p_saves,
+        hand_over=HandOver(path=kept.cache_folder, bytes=kept.cache_bytes)
+        if kept is not None and kept.cache_folder
+        else None,
         gpu_hours_saved=bill.hours_saved,
         money_saved=bill.money_saved,
     )
@@ -223,6 +293,7 @@ def _why_stay(
     """Yields the reasons for eager, the one that matters most first."""
     closest = _closest(judged)
     skipped = [t for t in trials if t.status is TrialStatus.SKIPPED and t.config and t.failure]
+    skipped = [t for t in skipped if t.kind is TrialKind.COMPILE]
     if closest is not None:
         yield wording.stay_eager(closest.config, wording.not_paying(closest.billed, plan))
         warm = bill_of(closest.evidence, common, plan, hand_over=True)
@@ -244,16 +315,23 @@ def _why_stay(
 
 
 def _alternatives(
-    judged: Sequence[_Judged], trials: Sequence[Trial], best: _Judged | None, plan: Plan
+    judged: Sequence[_Judged],
+    trials: Sequence[Trial],
+    best: _Judged | None,
+    policy: Option | None,
+    plan: Plan,
 ) -> Iterator[Alternative]:
     """Yields every configuration that is not advised: the billed ones first, by their total."""
+    winner = None if best is None else (best.billed, config_name(best.config))
+    if policy is not None:
+        winner = policy.bill, f"the shape policy {policy.policy.value}"
     billed = sorted(
-        (found for found in judged if found.bill and found is not best),
+        (found for found in judged if found.bill and (policy or found is not best)),
         key=lambda found: found.billed.expected_total_s,
     )
     for found in billed:
-        if best is not None and found.confident:
-            why_not = wording.second_best(found.billed, best.billed, best.config)
+        if winner is not None and found.confident:
+            why_not = wording.second_best(found.billed, *winner)
         else:
             why_not = wording.not_paying(found.billed, plan)
         yield Alternative(config=found.config, why_not=why_not, total_s=found.billed.total_s)
@@ -261,7 +339,9 @@ def _alternatives(
         if found.bill is None:
             yield Alternative(config=found.config, why_not=found.why)
     for trial in trials:
-        if trial.status is TrialStatus.SKIPPED and trial.failure is not None:
+        # Those along the lengths are told with the shape policies.
+        ordinary = trial.kind is TrialKind.COMPILE
+        if ordinary and trial.status is TrialStatus.SKIPPED and trial.failure is not None:
             yield Alternative(config=trial.config, why_not=trial.failure.message)
 
 
@@ -288,7 +368,7 @@ def _warnings_of(found: _Judged) -> Iterator[str]:
         return
     trial, speedup = found.evidence.trial, found.bill.speedup
     if trial.recompile_limit_hit:
-        yield wording.limit_warning(found.config)
+        yield wording.limit_warning(trial)
     if trial.flip_check is not None and abs(trial.flip_check - 1) > FLIP_TOLERANCE:
         yield wording.flip_warning(found.config, trial.flip_check)
     sigma = statistics.between_processes(found.evidence.pairs)

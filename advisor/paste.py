@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 
 from advisor.profiler import settings
-from advisor.profiler.records import Blocks, Config, Dynamic, Mode, Scope, WorkloadFacts
+from advisor.profiler.lengths import padded
+from advisor.profiler.records import (
+    Blocks,
+    Config,
+    Dynamic,
+    Lengths,
+    Mode,
+    Scope,
+    ShapePolicy,
+    WorkloadFacts,
+)
 
 _DYNAMIC = {Dynamic.TRUE: "True", Dynamic.FALSE: "False"}
 
@@ -30,6 +40,60 @@ def code(config: Config | None, facts: WorkloadFacts, form: str = "call") -> str
     # As isort has them: the standard library, then torch.
     imports = [f"import {name}" for name in sorted(modules, key=lambda m: ("torch" in m, m))]
     return "\n".join([*imports, *([""] if imports else []), *set_first, *body])
+
+
+def batches(policy: ShapePolicy, boundaries: tuple[int, ...], data: Lengths | None) -> str:
+    """Returns the lines that make the batches of a shape policy; "" where they stay as they are.
+
+    `lengths`, `dataset` and `tokenizer` are the names that the person has for theirs.
+    """
+    if data is None:
+        return ""
+    if policy in (ShapePolicy.MARK_DYNAMIC, ShapePolicy.MARK_DYNAMIC_BUCKETS):
+        mark = _MARK.format(low=max(2, data.values[0]), high=data.values[-1])
+    else:
+        mark = ""
+    if policy is ShapePolicy.PAD_TO_LONGEST:
+        return _PAD_ONLY.format(boundaries=(padded(data.values[-1], data),))
+    if not boundaries:
+        return mark
+    to_boundary = policy is ShapePolicy.BUCKETS
+    if data.whole_batches:
+        return _PAD_ONLY.format(boundaries=boundaries)
+    size = (
+        f"tokens_per_batch={data.tokens_per_batch}"
+        if data.tokens_per_batch is not None
+        else f"batch_size={data.batch_size or 1}"
+    )
+    drop = ", drop_last=True" if data.drop_last else ""
+    lines = (_BUCKETS if to_boundary else _SORTED).format(
+        boundaries=boundaries, size=size, drop=drop
+    )
+    return "\n".join(part for part in (lines, mark) if part)
+
+
+_BUCKETS = """\
+from advisor.buckets import BucketBatchSampler, PadToBoundary
+
+boundaries = {boundaries}
+sampler = BucketBatchSampler(lengths, boundaries, {size}{drop})  # lengths: one for each sample
+collate = PadToBoundary(boundaries, tokenizer=tokenizer)
+loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)"""
+_SORTED = """\
+from advisor.buckets import BucketBatchSampler
+
+boundaries = {boundaries}
+sampler = BucketBatchSampler(lengths, boundaries, {size}{drop})  # lengths: one for each sample
+# The collator stays yours: it pads each batch to its longest sample.
+loader = torch.utils.data.DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)"""
+_PAD_ONLY = """\
+from advisor.buckets import PadToBoundary
+
+# In place of your collator: each batch is padded to the first of these lengths that holds it.
+collate = PadToBoundary({boundaries}, tokenizer=tokenizer)"""
+_MARK = """\
+# For each tensor of a batch that has the length as its dimension 1, before the step:
+torch._dynamo.mark_dynamic(tensor, 1, min={low}, max={high})"""
 
 
 def _arguments(config: Config) -> str:

@@ -1,8 +1,9 @@
 """A picture of the advice: total time over steps, for eager and each measured configuration.
 
 Lines start at the time that compiling takes and rise by the step time; bands are 90 % intervals.
-Where a line crosses the eager one, compiling has paid back. `png` and `svg` are drawn by
-matplotlib, `html` by plotly; both come with the extra `plot`.
+Where a line crosses the eager one, compiling has paid back. Where shape policies were compared, the
+panels of `shapes_plot` come below. `png` and `svg` are drawn by matplotlib, `html` by plotly; both
+come with the extra `plot`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Advice, Interval, TrialKind
 from advisor.profiler.units import config_name, count, duration
 from advisor.report import Row, rows, verdict
+from advisor.shapes_plot import draw_image, html_figure, panels, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import FigureBase
 
 _LIBRARIES = {".png": "matplotlib", ".svg": "matplotlib", ".html": "plotly"}
 
@@ -32,6 +35,8 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _ZOOM_BELOW = 0.2
 # The picture is drawn beyond the plan's end for a crossing up to so many plans away.
 _LOOK_BEYOND = 4.0
+# Inches of the picture, and of the panels below it.
+_HEIGHT, _HEIGHT_BELOW = 5.6, 4.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +208,6 @@ def _zoom(drawn: list[Line], end: float) -> float | None:
     return 2.2 * max(early) if early else None
 
 
-def _unit(seconds: float) -> tuple[float, str]:
-    """Returns the divisor and name of the unit that an axis up to `seconds` reads best in."""
-    for limit, divisor, name in ((180, 1.0, "seconds"), (10_800, 60.0, "minutes")):
-        if seconds < limit:
-            return divisor, name
-    return (3600.0, "hours") if seconds < 3 * 86_400 else (86_400.0, "days")
-
-
 def _colours(drawn: list[Line]) -> list[str]:
     return [_EAGER_COLOUR, *(_COLOURS[i % len(_COLOURS)] for i in range(len(drawn) - 1))]
 
@@ -231,9 +228,16 @@ def _draw_image(advice: Advice, drawn: list[Line], path: Path) -> None:
     from matplotlib.figure import Figure
 
     zoom = _zoom(drawn, advice.steps)
-    figure = Figure(figsize=(12.5 if zoom else 9.0, 5.6), dpi=130, layout="constrained")
+    below = panels(advice)
+    size = (12.5 if zoom or below else 9.0, _HEIGHT + (_HEIGHT_BELOW if below else 0.0))
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    place: FigureBase = figure
+    if below:
+        heights = (_HEIGHT, _HEIGHT_BELOW)
+        (place,), (bottom,) = figure.subfigures(2, 1, squeeze=False, height_ratios=heights)
+        draw_image(bottom, below)
     widths = (3, 2) if zoom else (1,)
-    grid = figure.subplots(1, len(widths), squeeze=False, width_ratios=widths)
+    grid = place.subplots(1, len(widths), squeeze=False, width_ratios=widths)
     whole: Axes = grid[0][0]
     _draw_axes(whole, advice, drawn, _last_step(drawn, advice.steps))
     whole.legend(loc="upper left", framealpha=0.9, edgecolor="none", fontsize=9)
@@ -242,7 +246,7 @@ def _draw_image(advice: Advice, drawn: list[Line], path: Path) -> None:
         _draw_axes(near, advice, drawn, zoom)
         near.set_title("where the lines cross", fontsize=10)
         whole.set_title("the whole plan", fontsize=10)
-    title = _wrapped(verdict(advice), 120 if zoom else 85).replace("$", r"\$")
+    title = _wrapped(verdict(advice), 120 if zoom or below else 85).replace("$", r"\$")
     figure.suptitle(title, fontsize=11, fontweight="bold", x=0.01, ha="left")
     figure.savefig(path)
 
@@ -252,7 +256,7 @@ def _draw_axes(axes: Axes, advice: Advice, drawn: list[Line], last: float) -> No
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     top = max(_at(line.steps, line.high_s, last) for line in drawn)
-    divisor, unit = _unit(top)
+    divisor, unit = time_unit(top)
     for line, colour in zip(drawn, _colours(drawn), strict=True):
         steps = [step for step in line.steps if step < last] + [last]
         median, low, high = (
@@ -304,8 +308,9 @@ def _draw_html(advice: Advice, drawn: list[Line], path: Path) -> None:
     import plotly.graph_objects as go
 
     last = _last_step(drawn, advice.steps)
-    divisor, unit = _unit(max(_at(line.steps, line.high_s, last) for line in drawn))
-    figure: Any = go.Figure()
+    divisor, unit = time_unit(max(_at(line.steps, line.high_s, last) for line in drawn))
+    below = panels(advice)
+    figure: Any = html_figure(below) if below else go.Figure()
     for line, colour in zip(drawn, _colours(drawn), strict=True):
         _draw_html_line(figure, line, colour, advice.steps, last, divisor)
     figure.add_vline(
@@ -313,6 +318,7 @@ def _draw_html(advice: Advice, drawn: list[Line], path: Path) -> None:
         line={"color": "black", "width": 1},
         annotation_text=f"end of the plan: step {count(advice.steps)}",
         annotation_position="top left",
+        **({"row": 1, "col": 1} if below else {}),
     )
     figure.update_layout(
         title="<br>".join(_html(line) for line in _wrapped(verdict(advice), 110).splitlines()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import IO
 
@@ -20,7 +20,7 @@ from rich.text import Text
 
 from advisor.events import Event, TrialStarted, Waiting
 from advisor.profiler.records import Config, Phase, Progress, Trial, TrialKind, TrialStatus
-from advisor.profiler.units import config_name, duration, printable, ratio
+from advisor.profiler.units import config_name, duration, number_of, printable, ratio
 
 # The longest silence where there is no live line.
 HEARTBEAT_S = 15.0
@@ -50,12 +50,14 @@ _ENDS = {
 }
 
 
+_OF_KIND = {TrialKind.WARM: ", warm start", TrialKind.SHAPES: ", along the lengths"}
+
+
 def trial_name(kind: TrialKind, config: Config | None) -> str:
     """Returns the name of a trial: `eager`, `regional default`, `regional default, warm start`."""
     if kind is TrialKind.EAGER:
         return "eager"
-    name = printable(config_name(config))
-    return f"{name}, warm start" if kind is TrialKind.WARM else name
+    return printable(config_name(config)) + _OF_KIND.get(kind, "")
 
 
 def outcome(trial: Trial) -> str:
@@ -68,6 +70,8 @@ def outcome(trial: Trial) -> str:
         parts.append(f"{duration(trial.eager_step_s.median)} a step")
     elif trial.kind is TrialKind.WARM and trial.warm_start_s is not None:
         parts.append(f"starts in {duration(trial.warm_start_s)} from the kept cache")
+    elif trial.shape_times:
+        parts += _along_lengths(trial)
     elif trial.step_s is not None:
         parts.append(f"{duration(trial.step_s.median)} a step")
         if trial.speedup is not None:
@@ -75,6 +79,17 @@ def outcome(trial: Trial) -> str:
         if trial.cold_start_s is not None:
             parts.append(f"compiled in {duration(trial.cold_start_s)}")
     return ", ".join(parts) or "done"
+
+
+def _along_lengths(trial: Trial) -> Iterator[str]:
+    known = [(t.length, t.eager_step_s, t.step_s) for t in trial.shape_times]
+    gains = [(n, eager.median / step.median) for n, eager, step in known if eager and step]
+    if gains:
+        (short, first), (long, last) = gains[0], gains[-1]
+        yield f"{first:.2f}x at length {short} to {last:.2f}x at {long}"
+    if trial.cold_start_s is not None:
+        compiles = sum(time.compiles > 0 for time in trial.shape_times)
+        yield f"compiled in {duration(trial.cold_start_s)}, {number_of(compiles, 'time')}"
 
 
 class ProgressView:

@@ -16,9 +16,18 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from advisor import wording
+from advisor import shapes_report, wording
 from advisor.profiler.preset_table import Preset
-from advisor.profiler.records import Advice, Config, Fix, Interval, Trial, TrialKind, TrialStatus
+from advisor.profiler.records import (
+    Advice,
+    Config,
+    Fix,
+    Interval,
+    Shapes,
+    Trial,
+    TrialKind,
+    TrialStatus,
+)
 from advisor.profiler.units import (
     brief_duration,
     config_name,
@@ -153,6 +162,7 @@ def parts(advice: Advice) -> list[RenderableType]:
     lines = rows(advice)
     found += [Text(), _table([row for row in lines if _has_figures(row) or not row.why_not])]
     found += section("Why not", _why_not(lines[advice.enable :]))
+    found += _lengths(advice.shapes)
     found += section("Could be better", _fixes(advice))
     found += section("Beware", advice.warnings, "yellow")
     found += _reproductions(advice)
@@ -301,12 +311,29 @@ def _eager_step_s(lines: Sequence[Row]) -> Interval | None:
 
 
 def _why_not(lines: Sequence[Row]) -> list[str]:
-    """Returns each reason once, with the configurations that it holds for."""
+    return _said_once((config_name(row.config), row.why_not) for row in lines if not row.advised)
+
+
+def _said_once(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """Returns each reason once, with the names of all that it holds for."""
     groups: dict[str, list[str]] = {}
-    for row in lines:
-        if row.why_not and not row.advised:
-            groups.setdefault(row.why_not, []).append(config_name(row.config))
+    for name, reason in reasons:
+        if reason:
+            groups.setdefault(reason, []).append(name)
     return [f"{', '.join(names)}: {reason}" for reason, names in groups.items()]
+
+
+def _lengths(shapes: Shapes | None) -> Iterator[RenderableType]:
+    """Yields what each shape policy would take, or the one reason why none was looked at."""
+    if shapes is None:
+        return
+    if shapes.reason or not shapes.policies:
+        yield from section("Lengths", filter(None, (shapes.reason,)))
+        return
+    yield Text()
+    yield Text("Lengths", style="bold")
+    yield shapes_report.fill(grid(), shapes)
+    yield from sentences(_said_once(shapes_report.why_not(shapes)))
 
 
 def _fixes(advice: Advice) -> list[str]:

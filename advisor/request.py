@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 from advisor.models.plan import Plan
 from advisor.profiler.errors import PlanError
-from advisor.profiler.records import Config, Measuring, WorkloadSpec
+from advisor.profiler.records import Config, Lengths, Measuring, WorkloadSpec
 from advisor.profiler.units import size
 
 MOST_BUDGET_S = 30 * 86_400.0
@@ -52,8 +53,35 @@ class AdviceRequest:
     plan: Plan
     limits: Limits = field(default_factory=Limits)
     measuring: Measuring = field(default_factory=Measuring)
+    # The lengths of the data set's samples, where they were given beside the workload.
+    lengths: Lengths | None = None
 
     def validate(self) -> None:
         """Raises `PlanError` for the first number that makes no sense."""
         self.plan.validate()
         self.limits.validate()
+        if self.lengths is not None:
+            _validate_lengths(self.lengths)
+
+
+def _validate_lengths(lengths: Lengths) -> None:
+    values = lengths.values
+    if len(values) != len(lengths.counts):
+        raise PlanError(
+            f"lengths has {len(values)} values and {len(lengths.counts)} counts",
+            "each distinct length needs the number of its samples",
+        )
+    if any(later <= earlier for earlier, later in itertools.pairwise(values)):
+        raise PlanError("lengths.values are out of order", "distinct and ascending ones expected")
+    if lengths.pad_to is not None and values and values[-1] > lengths.pad_to:
+        raise PlanError(
+            f"a sample has length {values[-1]:,}",
+            f"batches are padded to {lengths.pad_to:,}",
+            "give the lengths after truncation, or pad to more",
+        )
+    if lengths.tokens_per_batch is not None and values and values[-1] > lengths.tokens_per_batch:
+        raise PlanError(
+            f"a sample has length {values[-1]:,}",
+            f"a batch holds {lengths.tokens_per_batch:,} tokens",
+            "give a larger budget, or leave such samples out",
+        )

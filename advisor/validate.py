@@ -6,6 +6,7 @@ checked by `AdviceRequest.validate` afterwards.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import unicodedata
@@ -17,7 +18,8 @@ from google.protobuf.message import Message
 
 from advisor.models.plan import MOST_HOURS, MOST_STEPS
 from advisor.profiler.errors import PlanError
-from advisor.profiler.records import Dynamic, Mode, Scope
+from advisor.profiler.lengths import MOST_DISTINCT, MOST_LENGTH
+from advisor.profiler.records import Dynamic, LengthSource, Mode, Scope
 
 _MOST_SHOWN = 40
 
@@ -76,6 +78,15 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """At most `most` numbers."""
+
+    most: int
+    number: Number
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Flag:
     """True or false: nothing to check."""
 
@@ -89,12 +100,13 @@ class Texts:
     value: Text
 
 
-Rule = Text | Number | Part | Parts | Flag | Texts
+Rule = Text | Number | Numbers | Part | Parts | Flag | Texts
 
 _ID = r"[A-Za-z0-9_-]+"
 _DOTTED = Text(pattern=r"[A-Za-z0-9_.-]+", says="a name of letters, digits, '_', '.' and '-'")
 _COUNT = Number(above=True)
 _STEPS = Number(above=True, most=MOST_STEPS, whole=True)
+_LENGTH = Number(above=True, most=MOST_LENGTH)
 _DAY_S = 86_400.0
 
 RULES: dict[str, Rule] = {
@@ -102,6 +114,7 @@ RULES: dict[str, Rule] = {
     "AdviseRequest.plan": Part(required=True),
     "AdviseRequest.limits": Part(),
     "AdviseRequest.measuring": Part(),
+    "AdviseRequest.lengths": Part(),
     "WorkloadSpec.target": Text(most=4096, required=True),
     "WorkloadSpec.cwd": Text(
         most=4096, required=True, pattern=r"/.*", says="the absolute path of a folder"
@@ -136,6 +149,22 @@ RULES: dict[str, Rule] = {
     "Measuring.quiet_steps": Number(least=1, most=10_000),
     "Measuring.numerics_steps": Number(most=10_000),
     "Measuring.max_diagnose_s": Number(most=_DAY_S),
+    "Lengths.values": Numbers(most=MOST_DISTINCT, number=_LENGTH, required=True),
+    "Lengths.counts": Numbers(
+        most=MOST_DISTINCT, number=Number(above=True, most=1e12, whole=True), required=True
+    ),
+    "Lengths.batch_size": _COUNT,
+    "Lengths.tokens_per_batch": _COUNT,
+    "Lengths.pad_to": _LENGTH,
+    "Lengths.pad_multiple": _LENGTH,
+    "Lengths.shuffled": Flag(),
+    "Lengths.drop_last": Flag(),
+    "Lengths.source": Text(known=tuple(LengthSource)),
+    "Lengths.whole_batches": Flag(),
+    "Lengths.batches": Parts(most=MOST_DISTINCT),
+    "BatchClass.rows": _COUNT,
+    "BatchClass.length": _LENGTH,
+    "BatchClass.count": _COUNT,
     "Config.scope": Text(known=tuple(Scope)),
     "Config.mode": Text(known=tuple(Mode)),
     "Config.dynamic": Text(known=tuple(Dynamic)),
@@ -184,6 +213,8 @@ def _value_violations(value: Any, rule: Rule, path: str) -> Iterator[Violation]:
             yield from _map_violations(value, rule, path)
         case Text():
             yield from _text_violations(value, rule, path)
+        case Numbers():
+            yield from _numbers_violations(value, rule, path)
         case Number():
             yield from _number_violations(value, rule, path)
         case Flag():
@@ -212,6 +243,21 @@ def _text_violations(value: str, rule: Text, path: str) -> Iterator[Violation]:
         yield Violation(path, f"{_shown(value)} is unknown, known are {', '.join(rule.known)}")
     elif rule.pattern and not re.fullmatch(rule.pattern, value):
         yield Violation(path, f"{_shown(value)} is not understood, expected is {rule.says}")
+
+
+def _numbers_violations(value: Sequence[float], rule: Numbers, path: str) -> Iterator[Violation]:
+    if rule.required and not value:
+        yield Violation(path, "is required")
+    elif len(value) > rule.most:
+        yield Violation(path, f"has {len(value)} entries, at most {rule.most} expected")
+    else:
+        wrong = (
+            found
+            for index, number in enumerate(value)
+            for found in _number_violations(number, rule.number, f"{path}[{index}]")
+        )
+        # One is enough: the others are usually wrong for the same reason.
+        yield from itertools.islice(wrong, 1)
 
 
 def _number_violations(value: float, rule: Number, path: str) -> Iterator[Violation]:

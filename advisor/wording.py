@@ -19,7 +19,7 @@ from advisor.profiler.records import (
     WorkloadFacts,
 )
 from advisor.profiler.reproduction import command
-from advisor.profiler.units import config_name, count, duration, ratio, size
+from advisor.profiler.units import config_name, count, duration, number_of, percent, ratio, size
 
 # --- Why something is tried, and why not -------------------------------------------------------
 
@@ -97,7 +97,7 @@ def one_more_process(config: Config, width: float) -> str:
     """Returns why another process measures a configuration again."""
     return (
         f"the processes that measured {config_name(config)} leave its speedup uncertain by "
-        f"±{_percent(width)}: one more narrows it"
+        f"±{percent(width)}: one more narrows it"
     )
 
 
@@ -144,13 +144,25 @@ def _no_graph(trial: Trial) -> str:
 
 
 def _limit_hit(trial: Trial) -> str:
-    share = "" if trial.coverage is None else f", {_percent(trial.coverage)} of the calls compiled"
-    return f"the recompile limit was hit and most of the step ran eager from then on{share}"
+    share = "" if trial.coverage is None else f", {percent(trial.coverage)} of the calls compiled"
+    return f"{_limit_when(trial)}, and most of the step ran eager from then on{share}"
+
+
+def _limit_when(trial: Trial) -> str:
+    """Returns that the recompile limit was hit, at which step and after how much compiling."""
+    if not trial.compile_events or not trial.cold_start_s:
+        return "the recompile limit was hit"
+    step = max(event.step for event in trial.compile_events) + 1
+    compiles = number_of(len(trial.compile_events), "compile")
+    return (
+        f"the recompile limit was hit by step {count(step)}, after {compiles} that took "
+        f"{duration(trial.cold_start_s)}"
+    )
 
 
 def _not_covered(trial: Trial) -> str:
     return (
-        f"only {_percent(trial.coverage or 0.0)} of the operator calls ran inside compiled graphs: "
+        f"only {percent(trial.coverage or 0.0)} of the operator calls ran inside compiled graphs: "
         "too little to call it compiled"
     )
 
@@ -192,17 +204,17 @@ def not_paying(bill: Bill, plan: Plan) -> str:
         )
     return (
         f"saves time with a probability of {_chance(bill.p_saves)}, below the "
-        f"{_percent(plan.confidence)} asked for: {ratio(bill.speedup)} and {compiles} are paid "
+        f"{percent(plan.confidence)} asked for: {ratio(bill.speedup)} and {compiles} are paid "
         f"back after step {count(bill.break_even_step)} of {count(bill.steps)}"
     )
 
 
-def second_best(bill: Bill, best: Bill, best_config: Config) -> str:
+def second_best(bill: Bill, best: Bill, best_name: str) -> str:
     """Returns why a configuration that pays is not the advised one."""
     return (
         f"pays too, but takes {duration(bill.expected_total_s)}, "
         f"{duration(bill.expected_total_s - best.expected_total_s)} more than "
-        f"{config_name(best_config)}"
+        f"{best_name}"
     )
 
 
@@ -237,7 +249,7 @@ def saves(bill: Bill) -> str:
     share = bill.saved_s.median / bill.eager_total_s.median
     return (
         f"The plan takes {duration(bill.total_s.median)} instead of "
-        f"{duration(bill.eager_total_s.median)}: {_percent(share)} less, {_span(bill.saved_s)} "
+        f"{duration(bill.eager_total_s.median)}: {percent(share)} less, {_span(bill.saved_s)} "
         f"saved, with a probability of {_chance(bill.p_saves)} that anything is."
     )
 
@@ -292,7 +304,7 @@ def worth(bill: Bill, price_per_hour: float) -> str:
 def waits_for_data(share: float) -> str:
     """Returns the warning that the job waits for its input."""
     return (
-        f"{_percent(share)} of the eager training waits for data, which compiling does not make "
+        f"{percent(share)} of the eager training waits for data, which compiling does not make "
         "faster: more loader workers or prefetching come first."
     )
 
@@ -330,7 +342,7 @@ def named(config: Config, why_not: str) -> str:
 def unsteady(spread: float) -> str:
     """Returns the warning that eager steps did not become steady."""
     return (
-        f"Eager steps did not become steady: block means scatter by {_percent(spread)}. Something "
+        f"Eager steps did not become steady: block means scatter by {percent(spread)}. Something "
         "else may use this machine, so all figures are less certain than they look."
     )
 
@@ -338,16 +350,16 @@ def unsteady(spread: float) -> str:
 def wide(config: Config, figure: Interval, share: float) -> str:
     """Returns the warning that a speedup is not known well."""
     return (
-        f"The speedup of {config_name(config)} is known only to ±{_percent(share)}: "
+        f"The speedup of {config_name(config)} is known only to ±{percent(share)}: "
         f"{ratio(figure)}. Measure on a quieter machine or for longer."
     )
 
 
-def limit_warning(config: Config) -> str:
+def limit_warning(trial: Trial) -> str:
     """Returns the warning that a recompile limit was hit."""
     return (
-        f"{config_name(config)} hit the recompile limit: a part of the model runs eager from then "
-        "on, silently."
+        f"{config_name(trial.config)}: {_limit_when(trial)}; a part of the model runs eager from "
+        "then on, silently."
     )
 
 
@@ -363,7 +375,7 @@ def processes_disagree(config: Config, sigma: float) -> str:
     """Returns the warning that a second process measured another ratio."""
     return (
         f"Two processes measured speedups of {config_name(config)} that differ by more than their "
-        f"noise (±{_percent(sigma)} from process to process); the interval covers both."
+        f"noise (±{percent(sigma)} from process to process); the interval covers both."
     )
 
 
@@ -385,11 +397,6 @@ def _compiles(bill: Bill, plan: Plan) -> str:
 
 def _span(figure: Interval) -> str:
     return f"{duration(figure.median)} ({duration(figure.low)} to {duration(figure.high)})"
-
-
-def _percent(share: float) -> str:
-    percent = 100 * share
-    return "less than 1 %" if 0 < percent < 0.5 else f"{percent:.0f} %"
 
 
 def _chance(probability: float) -> str:

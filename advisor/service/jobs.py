@@ -55,6 +55,7 @@ PHASES = {
         Phase.DIAGNOSE,
     ),
     TrialKind.WARM: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY),
+    TrialKind.SHAPES: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY, Phase.NUMERICS),
 }
 
 
@@ -191,6 +192,9 @@ def _spec(step: Step, request: AdviceRequest, folder: CampaignFolder, trial_id: 
         plan_steps=step.plan_steps,
         budget_s=step.budget_left_s,
         cut_off_s=step.cut_off_s,
+        lengths=request.lengths,
+        shapes=step.shapes,
+        mark_dynamic=step.mark_dynamic,
     )
 
 

@@ -31,6 +31,7 @@ class AdviseRequest(google.protobuf.message.Message):
     PLAN_FIELD_NUMBER: builtins.int
     LIMITS_FIELD_NUMBER: builtins.int
     MEASURING_FIELD_NUMBER: builtins.int
+    LENGTHS_FIELD_NUMBER: builtins.int
     @property
     def workload(self) -> global___WorkloadSpec:
         """The training job. Required."""
@@ -47,6 +48,10 @@ class AdviseRequest(google.protobuf.message.Message):
     def measuring(self) -> global___Measuring:
         """How precisely to measure. Absent: the defaults."""
 
+    @property
+    def lengths(self) -> global___Lengths:
+        """The lengths of the data set's samples. Absent: those of the workload, or as seen in batches."""
+
     def __init__(
         self,
         *,
@@ -54,9 +59,10 @@ class AdviseRequest(google.protobuf.message.Message):
         plan: global___Plan | None = ...,
         limits: global___Limits | None = ...,
         measuring: global___Measuring | None = ...,
+        lengths: global___Lengths | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["limits", b"limits", "measuring", b"measuring", "plan", b"plan", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["limits", b"limits", "measuring", b"measuring", "plan", b"plan", "workload", b"workload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["lengths", b"lengths", "limits", b"limits", "measuring", b"measuring", "plan", b"plan", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["lengths", b"lengths", "limits", b"limits", "measuring", b"measuring", "plan", b"plan", "workload", b"workload"]) -> None: ...
 
 global___AdviseRequest = AdviseRequest
 
@@ -289,6 +295,158 @@ class Measuring(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_quiet_steps", b"_quiet_steps"]) -> typing.Literal["quiet_steps"] | None: ...
 
 global___Measuring = Measuring
+
+@typing.final
+class Lengths(google.protobuf.message.Message):
+    """The lengths of a data set's samples, and how batches are made of them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    BATCH_SIZE_FIELD_NUMBER: builtins.int
+    TOKENS_PER_BATCH_FIELD_NUMBER: builtins.int
+    PAD_TO_FIELD_NUMBER: builtins.int
+    PAD_MULTIPLE_FIELD_NUMBER: builtins.int
+    SHUFFLED_FIELD_NUMBER: builtins.int
+    DROP_LAST_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    WHOLE_BATCHES_FIELD_NUMBER: builtins.int
+    BATCHES_FIELD_NUMBER: builtins.int
+    batch_size: builtins.int
+    """Samples of a batch. Absent: as seen in the job's batches."""
+    tokens_per_batch: builtins.int
+    """Tokens of a batch, padding included, instead of a number of samples."""
+    pad_to: builtins.int
+    """The one length that all batches are padded to. Absent: each to its longest sample."""
+    pad_multiple: builtins.int
+    """Padded lengths are multiples of this. Absent: 1."""
+    shuffled: builtins.bool
+    """Whether samples come in random order; else sorted by length. Absent: true."""
+    drop_last: builtins.bool
+    """Whether the last, smaller batch of an epoch is left out."""
+    source: builtins.str
+    """Where they are known from: `file`, `workload` or `batches`. Absent: `file`."""
+    whole_batches: builtins.bool
+    """Whether the values are padded lengths of batches, because those of samples are not known."""
+    @property
+    def values(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """The distinct lengths, ascending. Required, 1 to 16,777,216 each."""
+
+    @property
+    def counts(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """How many samples have each of them."""
+
+    @property
+    def batches(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BatchClass]:
+        """The batches that were seen, where the lengths are known from them."""
+
+    def __init__(
+        self,
+        *,
+        values: collections.abc.Iterable[builtins.int] | None = ...,
+        counts: collections.abc.Iterable[builtins.float] | None = ...,
+        batch_size: builtins.int | None = ...,
+        tokens_per_batch: builtins.int | None = ...,
+        pad_to: builtins.int | None = ...,
+        pad_multiple: builtins.int | None = ...,
+        shuffled: builtins.bool | None = ...,
+        drop_last: builtins.bool = ...,
+        source: builtins.str | None = ...,
+        whole_batches: builtins.bool = ...,
+        batches: collections.abc.Iterable[global___BatchClass] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch_size", b"_batch_size", "_pad_multiple", b"_pad_multiple", "_pad_to", b"_pad_to", "_shuffled", b"_shuffled", "_source", b"_source", "_tokens_per_batch", b"_tokens_per_batch", "batch_size", b"batch_size", "pad_multiple", b"pad_multiple", "pad_to", b"pad_to", "shuffled", b"shuffled", "source", b"source", "tokens_per_batch", b"tokens_per_batch"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch_size", b"_batch_size", "_pad_multiple", b"_pad_multiple", "_pad_to", b"_pad_to", "_shuffled", b"_shuffled", "_source", b"_source", "_tokens_per_batch", b"_tokens_per_batch", "batch_size", b"batch_size", "batches", b"batches", "counts", b"counts", "drop_last", b"drop_last", "pad_multiple", b"pad_multiple", "pad_to", b"pad_to", "shuffled", b"shuffled", "source", b"source", "tokens_per_batch", b"tokens_per_batch", "values", b"values", "whole_batches", b"whole_batches"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_batch_size", b"_batch_size"]) -> typing.Literal["batch_size"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_pad_multiple", b"_pad_multiple"]) -> typing.Literal["pad_multiple"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_pad_to", b"_pad_to"]) -> typing.Literal["pad_to"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_shuffled", b"_shuffled"]) -> typing.Literal["shuffled"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_source", b"_source"]) -> typing.Literal["source"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_tokens_per_batch", b"_tokens_per_batch"]) -> typing.Literal["tokens_per_batch"] | None: ...
+
+global___Lengths = Lengths
+
+@typing.final
+class BatchClass(google.protobuf.message.Message):
+    """Batches of one shape."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: builtins.int
+    LENGTH_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    rows: builtins.int
+    """Samples in each."""
+    length: builtins.int
+    """Their padded length."""
+    count: builtins.int
+    """How many there were."""
+    def __init__(
+        self,
+        *,
+        rows: builtins.int = ...,
+        length: builtins.int = ...,
+        count: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["count", b"count", "length", b"length", "rows", b"rows"]) -> None: ...
+
+global___BatchClass = BatchClass
+
+@typing.final
+class ShapeTime(google.protobuf.message.Message):
+    """Steps on batches of one shape."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: builtins.int
+    LENGTH_FIELD_NUMBER: builtins.int
+    EAGER_STEP_S_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    PAIRS_FIELD_NUMBER: builtins.int
+    COMPILE_S_FIELD_NUMBER: builtins.int
+    COMPILES_FIELD_NUMBER: builtins.int
+    rows: builtins.int
+    """Samples of the batch."""
+    length: builtins.int
+    """Its padded length."""
+    compile_s: builtins.float
+    """What compiling for it took; 0 when nothing was compiled anew."""
+    compiles: builtins.int
+    """Compiles when it was first met."""
+    @property
+    def eager_step_s(self) -> global___Interval:
+        """Seconds of an eager step."""
+
+    @property
+    def step_s(self) -> global___Interval:
+        """Seconds of a compiled step. Absent in eager trials."""
+
+    @property
+    def pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Pair]:
+        """Interleaved comparisons."""
+
+    def __init__(
+        self,
+        *,
+        rows: builtins.int = ...,
+        length: builtins.int = ...,
+        eager_step_s: global___Interval | None = ...,
+        step_s: global___Interval | None = ...,
+        pairs: collections.abc.Iterable[global___Pair] | None = ...,
+        compile_s: builtins.float = ...,
+        compiles: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["eager_step_s", b"eager_step_s", "step_s", b"step_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["compile_s", b"compile_s", "compiles", b"compiles", "eager_step_s", b"eager_step_s", "length", b"length", "pairs", b"pairs", "rows", b"rows", "step_s", b"step_s"]) -> None: ...
+
+global___ShapeTime = ShapeTime
 
 @typing.final
 class Config(google.protobuf.message.Message):
@@ -1190,6 +1348,10 @@ class WorkloadFacts(google.protobuf.message.Message):
     STOCHASTIC_FIELD_NUMBER: builtins.int
     BATCHES_SEEN_FIELD_NUMBER: builtins.int
     BATCHES_PER_EPOCH_FIELD_NUMBER: builtins.int
+    BATCH_SHAPES_FIELD_NUMBER: builtins.int
+    LENGTHS_FIELD_NUMBER: builtins.int
+    MOST_POSITIONS_FIELD_NUMBER: builtins.int
+    GENERATES_FIELD_NUMBER: builtins.int
     fingerprint: builtins.str
     """Equal for equal jobs."""
     model_class: builtins.str
@@ -1210,6 +1372,12 @@ class WorkloadFacts(google.protobuf.message.Message):
     """Batches that were looked at."""
     batches_per_epoch: builtins.float
     """Batches before the iterable starts again."""
+    batch_shapes: builtins.str
+    """How sizes vary: `constant`, `rows` (a smaller last batch), `length`, or `several` sizes."""
+    most_positions: builtins.int
+    """The most positions that the model takes. Absent: it does not say."""
+    generates: builtins.bool
+    """Whether the model can also generate token by token."""
     @property
     def shapes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Shape]:
         """Classes of batches."""
@@ -1217,6 +1385,10 @@ class WorkloadFacts(google.protobuf.message.Message):
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Blocks]:
         """Repeated blocks."""
+
+    @property
+    def lengths(self) -> global___Lengths:
+        """What is known of the lengths. Absent: no length was made out."""
 
     def __init__(
         self,
@@ -1233,10 +1405,17 @@ class WorkloadFacts(google.protobuf.message.Message):
         stochastic: builtins.bool = ...,
         batches_seen: builtins.float = ...,
         batches_per_epoch: builtins.float | None = ...,
+        batch_shapes: builtins.str = ...,
+        lengths: global___Lengths | None = ...,
+        most_positions: builtins.int | None = ...,
+        generates: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_batches_per_epoch", b"_batches_per_epoch", "batches_per_epoch", b"batches_per_epoch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batches_per_epoch", b"_batches_per_epoch", "batches_per_epoch", b"batches_per_epoch", "batches_seen", b"batches_seen", "blocks", b"blocks", "dtype", b"dtype", "fingerprint", b"fingerprint", "model_class", b"model_class", "optimizer", b"optimizer", "parameters", b"parameters", "shapes", b"shapes", "stochastic", b"stochastic", "torch_class", b"torch_class", "trainable_parameters", b"trainable_parameters"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batches_per_epoch", b"_batches_per_epoch", "_most_positions", b"_most_positions", "batches_per_epoch", b"batches_per_epoch", "lengths", b"lengths", "most_positions", b"most_positions"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batches_per_epoch", b"_batches_per_epoch", "_most_positions", b"_most_positions", "batch_shapes", b"batch_shapes", "batches_per_epoch", b"batches_per_epoch", "batches_seen", b"batches_seen", "blocks", b"blocks", "dtype", b"dtype", "fingerprint", b"fingerprint", "generates", b"generates", "lengths", b"lengths", "model_class", b"model_class", "most_positions", b"most_positions", "optimizer", b"optimizer", "parameters", b"parameters", "shapes", b"shapes", "stochastic", b"stochastic", "torch_class", b"torch_class", "trainable_parameters", b"trainable_parameters"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batches_per_epoch", b"_batches_per_epoch"]) -> typing.Literal["batches_per_epoch"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_most_positions", b"_most_positions"]) -> typing.Literal["most_positions"] | None: ...
 
 global___WorkloadFacts = WorkloadFacts
 
@@ -1433,6 +1612,8 @@ class Trial(google.protobuf.message.Message):
         """One configuration."""
         WARM: Trial._Kind.ValueType  # 3
         """A start from a filled compile cache."""
+        SHAPES: Trial._Kind.ValueType  # 4
+        """One configuration on batches of chosen lengths."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """What a trial measures."""
@@ -1445,6 +1626,8 @@ class Trial(google.protobuf.message.Message):
     """One configuration."""
     WARM: Trial.Kind.ValueType  # 3
     """A start from a filled compile cache."""
+    SHAPES: Trial.Kind.ValueType  # 4
+    """One configuration on batches of chosen lengths."""
 
     TRIAL_ID_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
@@ -1489,6 +1672,8 @@ class Trial(google.protobuf.message.Message):
     WHAT_IFS_FIELD_NUMBER: builtins.int
     STEP_PROFILE_FIELD_NUMBER: builtins.int
     REPRODUCTION_FIELD_NUMBER: builtins.int
+    SHAPE_TIMES_FIELD_NUMBER: builtins.int
+    MARK_DYNAMIC_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     """Name of the trial."""
     kind: global___Trial.Kind.ValueType
@@ -1543,6 +1728,8 @@ class Trial(google.protobuf.message.Message):
     """What eager itself spreads there."""
     reproduction: builtins.str
     """Folder with a script that repeats a trial that failed; empty when there is none."""
+    mark_dynamic: builtins.bool
+    """Whether the length was marked as dynamic."""
     @property
     def config(self) -> global___Config:
         """The configuration. Absent for eager alone."""
@@ -1607,6 +1794,10 @@ class Trial(google.protobuf.message.Message):
     def step_profile(self) -> global___StepProfile:
         """Where the time of the eager step goes; measured by the eager trial."""
 
+    @property
+    def shape_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ShapeTime]:
+        """Step times on batches of chosen lengths."""
+
     def __init__(
         self,
         *,
@@ -1653,9 +1844,11 @@ class Trial(google.protobuf.message.Message):
         what_ifs: collections.abc.Iterable[global___WhatIf] | None = ...,
         step_profile: global___StepProfile | None = ...,
         reproduction: builtins.str = ...,
+        shape_times: collections.abc.Iterable[global___ShapeTime] | None = ...,
+        mark_dynamic: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cold_start_s", b"cold_start_s", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graphs", b"graphs", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "speedup", b"speedup", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "warm_start_s", b"warm_start_s", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cache_bytes", b"cache_bytes", "cache_folder", b"cache_folder", "cold_start_s", b"cold_start_s", "compile_events", b"compile_events", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "cudagraph_skips", b"cudagraph_skips", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "form", b"form", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graph_breaks", b"graph_breaks", "graphs", b"graphs", "kind", b"kind", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "pairs", b"pairs", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "reproduction", b"reproduction", "skipped_frames", b"skipped_frames", "speedup", b"speedup", "status", b"status", "stderr_tail", b"stderr_tail", "stdout_tail", b"stdout_tail", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "trial_id", b"trial_id", "user_s", b"user_s", "wall_s", b"wall_s", "warm_start_s", b"warm_start_s", "warnings", b"warnings", "what_ifs", b"what_ifs", "workload", b"workload"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cache_bytes", b"cache_bytes", "cache_folder", b"cache_folder", "cold_start_s", b"cold_start_s", "compile_events", b"compile_events", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "cudagraph_skips", b"cudagraph_skips", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "form", b"form", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graph_breaks", b"graph_breaks", "graphs", b"graphs", "kind", b"kind", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "mark_dynamic", b"mark_dynamic", "pairs", b"pairs", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "reproduction", b"reproduction", "shape_times", b"shape_times", "skipped_frames", b"skipped_frames", "speedup", b"speedup", "status", b"status", "stderr_tail", b"stderr_tail", "stdout_tail", b"stdout_tail", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "trial_id", b"trial_id", "user_s", b"user_s", "wall_s", b"wall_s", "warm_start_s", b"warm_start_s", "warnings", b"warnings", "what_ifs", b"what_ifs", "workload", b"workload"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cold_start_s", b"_cold_start_s"]) -> typing.Literal["cold_start_s"] | None: ...
     @typing.overload
@@ -1857,13 +2050,32 @@ class Shapes(google.protobuf.message.Message):
     POLICY_FIELD_NUMBER: builtins.int
     BOUNDARIES_FIELD_NUMBER: builtins.int
     PADDING_SHARE_FIELD_NUMBER: builtins.int
+    PADDING_SHARE_NOW_FIELD_NUMBER: builtins.int
+    POLICIES_FIELD_NUMBER: builtins.int
+    BUCKET_TOTALS_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
     policy: builtins.str
-    """Name of the policy."""
+    """Name of the policy: `static` (nothing varies); `eager`, `automatic`, `dynamic`, `mark-dynamic`,
+    `static-per-length` (batches as they are); `pad-to-longest`, `buckets` (padded to boundaries);
+    `eager-buckets`, `dynamic-buckets`, `mark-dynamic-buckets` (samples sorted into buckets).
+    """
     padding_share: builtins.float
-    """Share of the tokens that are padding."""
+    """Share of the tokens that are padding under the policy."""
+    padding_share_now: builtins.float
+    """The same of the batches as they are now."""
+    reason: builtins.str
+    """Why there was nothing to decide; empty where policies were compared."""
     @property
     def boundaries(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
         """Upper ends of the length buckets."""
+
+    @property
+    def policies(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PolicyTotal]:
+        """Every policy that could be compared, the fastest first."""
+
+    @property
+    def bucket_totals(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BucketTotal]:
+        """The plan with each number of static buckets."""
 
     def __init__(
         self,
@@ -1871,12 +2083,99 @@ class Shapes(google.protobuf.message.Message):
         policy: builtins.str = ...,
         boundaries: collections.abc.Iterable[builtins.int] | None = ...,
         padding_share: builtins.float | None = ...,
+        padding_share_now: builtins.float | None = ...,
+        policies: collections.abc.Iterable[global___PolicyTotal] | None = ...,
+        bucket_totals: collections.abc.Iterable[global___BucketTotal] | None = ...,
+        reason: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_padding_share", b"_padding_share", "padding_share", b"padding_share"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_padding_share", b"_padding_share", "boundaries", b"boundaries", "padding_share", b"padding_share", "policy", b"policy"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_padding_share", b"_padding_share", "_padding_share_now", b"_padding_share_now", "padding_share", b"padding_share", "padding_share_now", b"padding_share_now"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_padding_share", b"_padding_share", "_padding_share_now", b"_padding_share_now", "boundaries", b"boundaries", "bucket_totals", b"bucket_totals", "padding_share", b"padding_share", "padding_share_now", b"padding_share_now", "policies", b"policies", "policy", b"policy", "reason", b"reason"]) -> None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_padding_share", b"_padding_share"]) -> typing.Literal["padding_share"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_padding_share_now", b"_padding_share_now"]) -> typing.Literal["padding_share_now"] | None: ...
 
 global___Shapes = Shapes
+
+@typing.final
+class PolicyTotal(google.protobuf.message.Message):
+    """What the plan takes under one shape policy."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    POLICY_FIELD_NUMBER: builtins.int
+    TOTAL_S_FIELD_NUMBER: builtins.int
+    COMPILE_S_FIELD_NUMBER: builtins.int
+    COMPILES_FIELD_NUMBER: builtins.int
+    BOUNDARIES_FIELD_NUMBER: builtins.int
+    PADDING_SHARE_FIELD_NUMBER: builtins.int
+    CONFIG_FIELD_NUMBER: builtins.int
+    WHY_NOT_FIELD_NUMBER: builtins.int
+    policy: builtins.str
+    """Name of the policy."""
+    compile_s: builtins.float
+    """Of which: the first start's compiles."""
+    compiles: builtins.int
+    """Number of compiles."""
+    padding_share: builtins.float
+    """Share of the tokens that are padding."""
+    why_not: builtins.str
+    """Why it is not advised; empty for the one that is."""
+    @property
+    def total_s(self) -> global___Interval:
+        """Seconds of the plan."""
+
+    @property
+    def boundaries(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Upper ends of its length buckets."""
+
+    @property
+    def config(self) -> global___Config:
+        """How it is compiled. Absent: not at all."""
+
+    def __init__(
+        self,
+        *,
+        policy: builtins.str = ...,
+        total_s: global___Interval | None = ...,
+        compile_s: builtins.float = ...,
+        compiles: builtins.int = ...,
+        boundaries: collections.abc.Iterable[builtins.int] | None = ...,
+        padding_share: builtins.float | None = ...,
+        config: global___Config | None = ...,
+        why_not: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_padding_share", b"_padding_share", "config", b"config", "padding_share", b"padding_share", "total_s", b"total_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_padding_share", b"_padding_share", "boundaries", b"boundaries", "compile_s", b"compile_s", "compiles", b"compiles", "config", b"config", "padding_share", b"padding_share", "policy", b"policy", "total_s", b"total_s", "why_not", b"why_not"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_padding_share", b"_padding_share"]) -> typing.Literal["padding_share"] | None: ...
+
+global___PolicyTotal = PolicyTotal
+
+@typing.final
+class BucketTotal(google.protobuf.message.Message):
+    """The plan with so many static buckets."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BUCKETS_FIELD_NUMBER: builtins.int
+    STEPS_S_FIELD_NUMBER: builtins.int
+    COMPILE_S_FIELD_NUMBER: builtins.int
+    buckets: builtins.int
+    """Number of buckets."""
+    steps_s: builtins.float
+    """Seconds of all steps."""
+    compile_s: builtins.float
+    """Seconds of compiling, over all starts."""
+    def __init__(
+        self,
+        *,
+        buckets: builtins.int = ...,
+        steps_s: builtins.float = ...,
+        compile_s: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["buckets", b"buckets", "compile_s", b"compile_s", "steps_s", b"steps_s"]) -> None: ...
+
+global___BucketTotal = BucketTotal
 
 @typing.final
 class HandOver(google.protobuf.message.Message):
