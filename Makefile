@@ -13,6 +13,8 @@ EXTRAS := profiler,plot,dev
 # Steps of the training that `make demo` plans, and further arguments for pytest.
 STEPS ?= 20000
 ARGS ?=
+# Processes that share the tests' files; a file stays in one of them, with the compile cache it fills.
+WORKERS ?= 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
@@ -34,7 +36,7 @@ demo: install ## measure examples/ner_bert.py and print the verdict (under 5 min
 	@$(BIN)/advise run examples/ner_bert.py:build --steps $(STEPS) --budget 4m
 
 test: install ## run the tests that need no GPU (ARGS="-k name" for some of them)
-	@$(BIN)/pytest -m "not gpu" $(ARGS)
+	@$(BIN)/pytest -m "not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: install ## check style (ruff) and the direction of imports (import-linter)
 	@$(BIN)/ruff check --quiet

@@ -13,18 +13,17 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from advisor import shape_wording, wording
-from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, BestCase, Seen, best_case
-from advisor.models.economics import Bill, affordable_compile_s, point_total_s
+from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, Seen, best_case
+from advisor.models.economics import Bill, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, bill_of, doubt, gather
-from advisor.models.plan import Plan
 from advisor.models.shape_policies import Option, base_of, lengths_of, options, padding_gain
+from advisor.outlook import Outlook, Skip
 from advisor.profiler.diagnosis import what_if_configs
-from advisor.profiler.lengths import measured_lengths, rows_at
+from advisor.profiler.lengths import rows_at
 from advisor.profiler.records import (
     Config,
     Dynamic,
     Failure,
-    Lengths,
     Mode,
     Scope,
     Trial,
@@ -32,9 +31,9 @@ from advisor.profiler.records import (
     TrialStatus,
 )
 from advisor.profiler.statistics import half_width, speedup
-from advisor.profiler.step_curve import fit
 from advisor.profiler.units import config_name
 from advisor.request import AdviceRequest
+from advisor.shape_trials import shape_trials
 
 CUDA_GRAPH_MODES = frozenset({Mode.REDUCE_OVERHEAD, Mode.MAX_AUTOTUNE})
 _ALL_MODES = (
@@ -55,9 +54,6 @@ _MOST_WARM_TRIALS = 5
 _MOST_SHARE_OF_PLAN = 0.05
 # Settings of the compiler that a campaign tries beside the configurations themselves.
 _MOST_WHAT_IFS = 4
-# Lengths at which a trial along them measures first.
-_STATIC_LENGTHS = 4
-_DYNAMIC_LENGTHS = 5
 # ABBA: a quad is four blocks of at least one step.
 BLOCKS_OF_QUAD = 4
 
@@ -102,12 +98,6 @@ class Step:
     mark_dynamic: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Skip:
-    kind: str
-    message: str
-
-
 def candidates(
     request: AdviceRequest, device: str, shapes: int, scope: Scope
 ) -> tuple[Config, ...]:
@@ -124,81 +114,6 @@ def candidates(
         if device == "cuda" or mode not in CUDA_GRAPH_MODES
     ]
     return (*_FIRST, *further)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outlook:
-    """What an untried configuration could bring to the plan at best, and what finding out costs.
-
-    `now_s` is the shortest total so far, without waiting for data, and `now` what reaches it.
-    """
-
-    config: Config
-    plan: Plan
-    steps: float
-    eager_step_s: float
-    best: BestCase
-    now_s: float
-    now: str
-    # What a trial takes beside compiling: at the very least while only eager is known to win; as
-    # usual once a configuration pays, since then only the time left to save is at stake.
-    measuring_s: float
-
-    @property
-    def best_s(self) -> float:
-        """The plan's seconds in the best case."""
-        start_s = self.best.compile_s
-        return point_total_s(self.plan, self.steps, self._step_s, start_s, start_s * WARM_SHARE)
-
-    @property
-    def price_s(self) -> float:
-        """What the trial takes."""
-        return self.best.compile_s + self.measuring_s
-
-    @property
-    def cut_off_s(self) -> float:
-        """The compile time beyond which it can only lose, fast as it may be."""
-        return affordable_compile_s(self.plan, self.steps, self._step_s, self.now_s, WARM_SHARE)
-
-    @property
-    def _step_s(self) -> float:
-        return self.eager_step_s / self.best.speedup
-
-    def not_worth_it(self) -> _Skip | None:
-        """Returns why even the best case does not bring the price of the trial back."""
-        saves_s = self.now_s - self.best_s
-        if saves_s > self.price_s:
-            return None
-        sentence = wording.cannot_pay(self.best, saves_s, self.now_s, self.now, self.price_s)
-        return _Skip("cannot_pay", sentence)
-
-
-@dataclass(frozen=True, slots=True)
-class _ShapeTrial:
-    """A trial along the lengths: how it is compiled, and whether the length is marked."""
-
-    config: Config
-    mark_dynamic: bool = False
-
-    def is_of(self, trial: Trial) -> bool:
-        """Returns whether `trial` is this one, run or skipped."""
-        same = (trial.config, trial.mark_dynamic) == (self.config, self.mark_dynamic)
-        return trial.kind is TrialKind.SHAPES and same
-
-    def lengths(self, data: Lengths, eager: Trial) -> tuple[int, ...]:
-        """Returns the lengths to measure first. A static graph for each of them costs a compile."""
-        static = self.config.dynamic is Dynamic.FALSE
-        aligned = fit(eager.shape_times, compiled=False).surcharge > 0
-        most = _STATIC_LENGTHS if static else _DYNAMIC_LENGTHS
-        return measured_lengths(data, most, probe=aligned or not static)
-
-
-def _shape_trials(scope: Scope) -> Iterator[_ShapeTrial]:
-    yield _ShapeTrial(Config(scope=scope, dynamic=Dynamic.TRUE))
-    yield _ShapeTrial(Config(scope=scope, dynamic=Dynamic.FALSE))
-    # Blocks compiled on their own see tensors made in between, which nobody has marked.
-    if scope is Scope.MODEL:
-        yield _ShapeTrial(Config(scope=scope), mark_dynamic=True)
 
 
 class Campaign:
@@ -300,7 +215,7 @@ class Campaign:
         if data is None or eager is None or self._request.limits.configs or self._anyway:
             return None
         gain = padding_gain(data, eager)
-        for trial in _shape_trials(self._further_scope()):
+        for trial in shape_trials(self._further_scope(), self._device()):
             if any(trial.is_of(t) for t in self._trials):
                 continue
             lengths = trial.lengths(data, eager)
@@ -352,7 +267,7 @@ class Campaign:
         least = self._request.plan.confidence
         return tuple(o for o in self._known_options[1] if o.bill.p_saves >= least)
 
-    def _why(self, config: Config, outlook: _Outlook) -> str:
+    def _why(self, config: Config, outlook: Outlook) -> str:
         if self._anyway:
             return wording.to_learn_why(config)
         return wording.could_bring(config, outlook.best, outlook.best_s, outlook.now_s, outlook.now)
@@ -395,7 +310,7 @@ class Campaign:
             self._scope = scope
         return scope
 
-    def _outlook(self, config: Config, common: Base) -> _Outlook:
+    def _outlook(self, config: Config, common: Base) -> Outlook:
         plan = self._request.plan
         steps = plan.steps_planned(common.step_s)
         totals = [(point_total_s(plan, steps, common.step_s, 0.0, 0.0), EAGER)]
@@ -404,7 +319,7 @@ class Campaign:
         found_options = self._options(common)
         totals += [(o.bill.expected_total_s, o.policy.value) for o in found_options]
         now_s, now = min(totals)
-        return _Outlook(
+        return Outlook(
             config=config,
             plan=plan,
             steps=steps,
@@ -415,24 +330,24 @@ class Campaign:
             measuring_s=self._least_measuring_s(common) if now == EAGER else self._usual_s(common),
         )
 
-    def _unaffordable(self, expected_s: float) -> _Skip | None:
+    def _unaffordable(self, expected_s: float) -> Skip | None:
         left_s, budget_s = self._left_s(), self._request.limits.budget_s
         if left_s is None or budget_s is None or expected_s <= left_s:
             return None
-        return _Skip("over_budget", wording.over_budget(expected_s, left_s, budget_s))
+        return Skip("over_budget", wording.over_budget(expected_s, left_s, budget_s))
 
-    def _impossible(self, config: Config) -> _Skip | None:
+    def _impossible(self, config: Config) -> Skip | None:
         """Returns why a configuration cannot work here, whatever it would bring."""
         facts = self.eager.workload if self.eager else None
         if config.mode in CUDA_GRAPH_MODES and self._device() != "cuda":
-            return _Skip("not_on_device", wording.needs_cuda_graphs(config, self._device()))
+            return Skip("not_on_device", wording.needs_cuda_graphs(config, self._device()))
         if config.scope is Scope.REGIONAL and not (facts and facts.blocks):
-            return _Skip("no_blocks", wording.no_blocks(facts))
+            return Skip("no_blocks", wording.no_blocks(facts))
         for evidence in gather(self._trials):
             because = self._rules_out(evidence, config)
             if because:
                 found = doubt(evidence, self._memory_limit())
-                return _Skip("ruled_out", wording.ruled_out(evidence.trial, found, because))
+                return Skip("ruled_out", wording.ruled_out(evidence.trial, found, because))
         return None
 
     def _rules_out(self, evidence: Evidence, config: Config) -> str | None:
@@ -457,7 +372,7 @@ class Campaign:
     def _skip(
         self,
         config: Config,
-        skip: _Skip,
+        skip: Skip,
         kind: TrialKind = TrialKind.COMPILE,
         *,
         mark_dynamic: bool = False,

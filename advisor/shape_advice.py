@@ -74,9 +74,7 @@ class Choice:
     def _choose(self) -> Option | None:
         if not self.options:
             return None
-        sure = [o for o in self.options if o.bill.p_saves >= self._plan.confidence]
-        if self._automatic() is not None:
-            sure = [o for o in sure if o.policy is not ShapePolicy.AUTOMATIC]
+        sure = [o for o in self._compared() if o.bill.p_saves >= self._plan.confidence]
         eager = next(o for o in self.options if o.policy is ShapePolicy.EAGER)
         rival_s = eager.bill.expected_total_s
         if self._best is not None:
@@ -120,7 +118,7 @@ class Choice:
             boundaries=shown.boundaries if shown is not None else (),
             padding_share=padding if told else None,
             padding_share_now=now.epoch.padding_share if told else None,
-            policies=tuple(self._totals(policy, told=told)),
+            policies=tuple(self._totals(told=told)),
             bucket_totals=bucket_totals(self.data, self._trials, self._common, self._plan),
         )
 
@@ -183,38 +181,17 @@ class Choice:
             reason=shape_wording.no_policy(kind, facts.batches_seen if facts else 0),
         )
 
-    def _totals(self, advised: ShapePolicy, *, told: bool) -> Iterator[PolicyTotal]:
+    def _totals(self, *, told: bool) -> Iterator[PolicyTotal]:
         """Yields every policy, the fastest first; those that were not measured last."""
-        rows: list[tuple[float, PolicyTotal]] = []
+        rows = [(self._row(option, told=told), option) for option in self._compared()]
         automatic = self._automatic()
-        for option in self.options:
-            if option.policy is ShapePolicy.AUTOMATIC and automatic is not None:
-                continue  # it was measured as a whole
-            row = PolicyTotal(
-                policy=option.policy,
-                total_s=option.bill.total_s,
-                compile_s=option.compile_s,
-                compiles=option.compiles,
-                boundaries=option.boundaries,
-                padding_share=option.epoch.padding_share if told else None,
-                config=self.config() if option is self.chosen else option.config,
-            )
-            rows.append((_total_s(option), row))
-        now = next(o for o in self.options if o.policy is ShapePolicy.EAGER)
         if automatic is not None:
-            row = PolicyTotal(
-                policy=ShapePolicy.AUTOMATIC,
-                total_s=automatic.bill.total_s,
-                compile_s=automatic.trial.cold_start_s or 0.0,
-                compiles=automatic.trial.graphs or 0,
-                padding_share=now.epoch.padding_share if told else None,
-                config=automatic.config,
-            )
-            rows.append((automatic.bill.expected_total_s, row))
-        rows.sort(key=lambda pair: pair[0])
-        winner_s = next((total for total, row in rows if row.policy is advised), None)
-        for total_s, row in rows:
-            why_not = "" if row.policy is advised else self._why(row, total_s, winner_s)
+            rows.append((self._row_of(automatic, told=told), None))
+        rows.sort(key=lambda pair: pair[0].total_s.median if pair[0].total_s else 0.0)
+        advised = self._advised_row(rows)
+        winner_s = advised.total_s.median if advised and advised.total_s else None
+        for row, option in rows:
+            why_not = "" if row is advised else self._why(row, option, winner_s)
             yield replace(row, why_not=why_not)
         for trial in self._trials:
             failed = trial.kind is TrialKind.SHAPES and trial.status is not TrialStatus.OK
@@ -228,18 +205,51 @@ class Choice:
                     why_not=trial.failure.message,
                 )
 
-    def _why(self, row: PolicyTotal, total_s: float, winner_s: float | None) -> str:
+    def _compared(self) -> Iterator[Option]:
+        """Yields the policies to compare: a whole measurement takes the place of a composed one."""
+        composed = ShapePolicy.AUTOMATIC if self._automatic() is not None else None
+        yield from (option for option in self.options if option.policy is not composed)
+
+    def _row(self, option: Option, *, told: bool) -> PolicyTotal:
+        return PolicyTotal(
+            policy=option.policy,
+            total_s=option.bill.total_s,
+            compile_s=option.compile_s,
+            compiles=option.compiles,
+            boundaries=option.boundaries,
+            padding_share=option.epoch.padding_share if told else None,
+            config=self.config() if option is self.chosen else option.config,
+        )
+
+    def _row_of(self, ordinary: Ordinary, *, told: bool) -> PolicyTotal:
+        now = next(o for o in self.options if o.policy is ShapePolicy.EAGER)
+        return PolicyTotal(
+            policy=ShapePolicy.AUTOMATIC,
+            total_s=ordinary.bill.total_s,
+            compile_s=ordinary.trial.cold_start_s or 0.0,
+            compiles=ordinary.trial.graphs or 0,
+            padding_share=now.epoch.padding_share if told else None,
+            config=ordinary.config,
+        )
+
+    def _advised_row(self, rows: Sequence[tuple[PolicyTotal, Option | None]]) -> PolicyTotal | None:
+        if self.chosen is not None:
+            return next(row for row, option in rows if option is self.chosen)
+        policy = self._advised_policy()
+        return next((row for row, _ in rows if row.policy is policy), None)
+
+    def _why(self, row: PolicyTotal, option: Option | None, winner_s: float | None) -> str:
         """Returns why a policy is not the one advised."""
-        option = next((o for o in self.options if o.policy is row.policy), None)
+        total_s = row.total_s.median if row.total_s else 0.0
         more = shape_wording.policy_slower(total_s, winner_s) if winner_s is not None else ""
-        if option is not None and option.policy is ShapePolicy.STATIC_PER_LENGTH:
-            limit = self.limit()
-            return limit if limit is not None else more
-        if option is not None and option.policy is not ShapePolicy.EAGER:
-            if option.bill.p_saves < self._plan.confidence:
-                return wording.not_paying(option.bill, self._plan)
-            if winner_s is not None and total_s < winner_s:
-                return shape_wording.buckets_save_little(winner_s - total_s, winner_s)
+        if option is None or option.policy is ShapePolicy.EAGER:
+            return more
+        if option.policy is ShapePolicy.STATIC_PER_LENGTH:
+            return self.limit() or more
+        if option.bill.p_saves < self._plan.confidence:
+            return wording.not_paying(option.bill, self._plan)
+        if winner_s is not None and total_s < winner_s:
+            return shape_wording.buckets_save_little(winner_s - total_s, winner_s)
         return more
 
     def _automatic(self) -> Ordinary | None:

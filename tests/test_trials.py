@@ -30,7 +30,7 @@ from advisor.profiler.records import (
 pytestmark = pytest.mark.trial
 
 FILE = Path(__file__).parent / "workloads" / "compiling.py"
-QUICK = Measuring(max_warm_up_s=2.0, max_steady_s=3.0, min_quads=4)
+QUICK = Measuring(max_warm_up_s=2.0, max_steady_s=2.0, min_quads=4, max_diagnose_s=2.5)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,66 @@
+"""What an untried configuration could bring to a plan at best, and whether it is worth a trial."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from advisor import wording
+from advisor.models.best_case import WARM_SHARE, BestCase
+from advisor.models.economics import affordable_compile_s, point_total_s
+from advisor.models.plan import Plan
+from advisor.profiler.records import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Why a configuration is not tried: the kind of reason, and a sentence."""
+
+    kind: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outlook:
+    """What an untried configuration could bring to the plan at best, and what finding out costs.
+
+    `now_s` is the shortest total so far, without waiting for data, and `now` what reaches it.
+    """
+
+    config: Config
+    plan: Plan
+    steps: float
+    eager_step_s: float
+    best: BestCase
+    now_s: float
+    now: str
+    # What a trial takes beside compiling: at the very least while only eager is known to win; as
+    # usual once a configuration pays, since then only the time left to save is at stake.
+    measuring_s: float
+
+    @property
+    def best_s(self) -> float:
+        """The plan's seconds in the best case."""
+        start_s = self.best.compile_s
+        return point_total_s(self.plan, self.steps, self._step_s, start_s, start_s * WARM_SHARE)
+
+    @property
+    def price_s(self) -> float:
+        """What the trial takes."""
+        return self.best.compile_s + self.measuring_s
+
+    @property
+    def cut_off_s(self) -> float:
+        """The compile time beyond which it can only lose, fast as it may be."""
+        return affordable_compile_s(self.plan, self.steps, self._step_s, self.now_s, WARM_SHARE)
+
+    @property
+    def _step_s(self) -> float:
+        return self.eager_step_s / self.best.speedup
+
+    def not_worth_it(self) -> Skip | None:
+        """Returns why even the best case does not bring the price of the trial back."""
+        saves_s = self.now_s - self.best_s
+        if saves_s > self.price_s:
+            return None
+        sentence = wording.cannot_pay(self.best, saves_s, self.now_s, self.now, self.price_s)
+        return Skip("cannot_pay", sentence)
