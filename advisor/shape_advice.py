@@ -183,7 +183,9 @@ class Choice:
 
     def _totals(self, *, told: bool) -> Iterator[PolicyTotal]:
         """Yields every policy, the fastest first; those that were not measured last."""
-        rows = [(self._row(option, told=told), option) for option in self._compared()]
+        rows: list[tuple[PolicyTotal, Option | None]] = [
+            (self._row(option, told=told), option) for option in self._compared()
+        ]
         automatic = self._automatic()
         if automatic is not None:
             rows.append((self._row_of(automatic, told=told), None))

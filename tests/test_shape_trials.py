@@ -217,5 +217,5 @@ def test_one_graph_serves_all_lengths_or_each_has_its_own(tmp_path: Path) -> Non
     assert [t.compiles for t in marked.shape_times][:3] == [1, 0, 0]
     each = along(tmp_path, Dynamic.FALSE, (8, 31))
     assert each.status is TrialStatus.OK, each.failure
-    assert [(t.length, t.compiles) for t in each.shape_times] == [(8, 1), (31, 1)]
-    assert all(t.compile_s > 0 for t in each.shape_times)
+    assert [t.length for t in each.shape_times] == [8, 31]
+    assert all(t.compiles > 0 and t.compile_s > 0 for t in each.shape_times)
