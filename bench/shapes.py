@@ -4,7 +4,8 @@ A campaign on real text of varying length (bench/shapes_job.py) measures steps a
 From its trials the totals of one epoch are predicted for every policy. Then each policy trains that
 epoch in a fresh process with an empty cache; they take turns in short slices, so that a machine
 that gets slower hits all of them, and only their own time counts. The claims: each total lies
-within 10 % of the predicted one, and the policy advised for the epoch is the fastest or within 2 %.
+within 10 % of the predicted one, as it stands and relative to the eager run beside it (what a
+machine's own level has to do with it), and the policy advised is the fastest or within 2 %.
 
     python bench/shapes.py [ADVICE_ID]
 
@@ -145,23 +146,25 @@ def main() -> None:
         taken = measured(runs)
         for run in runs.values():
             run.communicate()
-    print(f"{'policy':24}{'predicted':>12}{'measured':>12}{'error':>8}")
-    errors = {}
-    for found in policies:
-        assert found.total_s is not None
-        name, predicted_s = found.policy.value, found.total_s.median
-        errors[name] = predicted_s / taken[name] - 1
-        print(f"{name:24}{predicted_s:>10.1f} s{taken[name]:>10.1f} s{errors[name]:>+8.1%}")
+    print(f"{'policy':24}{'predicted':>12}{'measured':>12}{'error':>8}{'to eager':>10}")
+    totals = {p.policy.value: p.total_s.median for p in policies if p.total_s is not None}
+    errors = {name: totals[name] / taken[name] - 1 for name in totals}
+    level = totals["eager"] / taken["eager"]
+    relative = {name: (1 + error) / level - 1 for name, error in errors.items()}
+    for name, predicted_s in totals.items():
+        line = f"{name:24}{predicted_s:>10.1f} s{taken[name]:>10.1f} s{errors[name]:>+8.1%}"
+        print(f"{line}{relative[name]:>+10.1%}")
     fastest_s = min(taken.values())
     advised_s = taken[epoch.shapes.policy.value]
-    verdict(
-        f"each total lies within {TOLERANCE:.0%} of the predicted one",
-        ok=all(abs(error) <= TOLERANCE for error in errors.values()),
-    )
     verdict(
         f"the advised policy is the fastest or within {NEARLY:.0%} of it",
         ok=advised_s <= fastest_s * (1 + NEARLY),
     )
+    for what, found_errors in (("relative to eager", relative), ("as it stands", errors)):
+        verdict(
+            f"each total lies within {TOLERANCE:.0%} of the predicted one, {what}",
+            ok=all(abs(error) <= TOLERANCE for error in found_errors.values()),
+        )
 
 
 if __name__ == "__main__":

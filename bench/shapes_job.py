@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForTokenClassification
 
-BATCH_SIZE, LONGEST, SENTENCES, VOCABULARY = 16, 160, 9000, 4000
+BATCH_SIZE, LONGEST, SENTENCES, VOCABULARY = 16, 160, 6000, 4000
 PACKAGES = ("transformers", "torch", "numpy")
 PAD = "[PAD]"
 
