@@ -24,6 +24,8 @@ Floats = npt.NDArray[np.float64]
 ALIGNMENTS = (64, 8)
 # A surcharge below this is noise of neighbours, whatever their intervals say.
 _LEAST_SURCHARGE = 0.02
+# A step takes longer than this; the model alone may fall below it where data are wild.
+_LEAST_S = 1e-12
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class StepCurve:
         long = np.asarray(lengths, dtype=np.float64)
         smooth = _features(rows, long) @ np.array([self.constant_s, self.token_s, self.square_s])
         left = np.interp(long, self.lengths, self.corrections)
-        times = np.maximum(smooth, 1e-9) * np.exp(left)
+        times = np.maximum(smooth, _LEAST_S) * np.exp(left)
         if self.surcharge:
             times = times * np.where(long % self.multiple == 0, 1.0, 1.0 + self.surcharge)
         return np.asarray(times)
@@ -127,7 +129,7 @@ def _solve(points: Sequence[ShapeTime], times: Floats) -> tuple[Floats, Floats]:
     terms = min(3, len({p.length for p in points}))
     best = _nonnegative(table[:, :terms] / times[:, None], np.ones(len(points)))
     coefficients = np.concatenate((best, np.zeros(3 - terms)))
-    return coefficients, np.log(times / np.maximum(table @ coefficients, 1e-12))
+    return coefficients, np.log(times / np.maximum(table @ coefficients, _LEAST_S))
 
 
 def _nonnegative(table: Floats, wanted: Floats) -> Floats:

@@ -32,8 +32,11 @@ QUICK = Measuring(max_warm_up_s=2.0, max_steady_s=2.0)
 
 
 @pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """Fails a test that leaves a process or a shared memory segment behind."""
+def nothing_left(data_dir: Path) -> Iterator[None]:
+    """Fails a test that leaves a process or a shared memory segment behind.
+
+    Other tests run trials at the same time: theirs have another data folder.
+    """
     before = set(os.listdir("/dev/shm"))
     yield
     me = psutil.Process()
@@ -41,7 +44,8 @@ def nothing_left() -> Iterator[None]:
     strays = [
         process.pid
         for process in psutil.process_iter(["environ"])
-        if "ADVISOR_TRIAL_ID" in (process.info["environ"] or {})
+        if "ADVISOR_TRIAL_ID" in (environment := process.info["environ"] or {})
+        and environment.get("ADVISOR_DATA_DIR") == str(data_dir)
     ]
     assert strays == []
     assert [name for name in set(os.listdir("/dev/shm")) - before if "psm_" in name] == []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from advisor.profiler.records import Interval, ShapeTime
@@ -83,6 +83,7 @@ def test_any_true_curve_is_followed(
 
 
 @given(st.dictionaries(st.integers(1, 5000), st.floats(1e-4, 10), min_size=1, max_size=9))
+@example({1: 1.0, 317: 1e-4, 449: 1.0})
 @settings(max_examples=150, deadline=None)
 def test_the_curve_goes_through_every_point_whatever_they_are(times: dict[int, float]) -> None:
     points = [point(8, length, seconds) for length, seconds in times.items()]
