@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from importlib import resources
-from typing import TextIO
+from typing import IO
 
 # Rows whose figure is no plain ratio of two runs of one job: kept as facts, left out of fits.
 NOT_FOR_FITS = frozenset(
@@ -71,7 +71,7 @@ _TEXTS = frozenset(
 COLUMNS = tuple(field.name for field in fields(CorpusRow))
 
 
-def read(file: TextIO) -> tuple[CorpusRow, ...]:
+def read(file: IO[str]) -> tuple[CorpusRow, ...]:
     """Returns the rows of a CSV file with `COLUMNS`. Raises ValueError naming a bad row."""
     reader = csv.DictReader(file)
     if tuple(reader.fieldnames or ()) != COLUMNS:
@@ -79,7 +79,7 @@ def read(file: TextIO) -> tuple[CorpusRow, ...]:
     return tuple(_row(values, number) for number, values in enumerate(reader, 2))
 
 
-def write(rows: Iterable[CorpusRow], file: TextIO) -> None:
+def write(rows: Iterable[CorpusRow], file: IO[str]) -> None:
     """Writes rows as `read` reads them, numbers in six figures."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(COLUMNS)
