@@ -293,4 +293,5 @@ def test_change_that_adds_a_print_is_caught_at_its_line(job: Path) -> None:
         for result in json.loads(done.stdout)["runs"][0]["results"]
         for place in result.get("locations", ())
     ]
-    assert line in [place["region"]["startLine"] for place in places]
+    # A gain that was lost has a file and no line.
+    assert line in [place.get("region", {}).get("startLine") for place in places]
