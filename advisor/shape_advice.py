@@ -71,12 +71,16 @@ class Choice:
         self.options = options(self.data, trials, common, plan) if self.data else ()
         self.chosen = self._choose()
 
+    @property
+    def _now(self) -> Option:
+        """Eager batches as they are: the first of the options."""
+        return self.options[0]
+
     def _choose(self) -> Option | None:
         if not self.options:
             return None
         sure = [o for o in self._compared() if o.bill.p_saves >= self._plan.confidence]
-        eager = next(o for o in self.options if o.policy is ShapePolicy.EAGER)
-        rival_s = eager.bill.expected_total_s
+        rival_s = self._now.bill.expected_total_s
         if self._best is not None:
             rival_s = min(rival_s, self._best.bill.expected_total_s)
         as_is = [o for o in sure if not o.bucketed]
@@ -108,8 +112,7 @@ class Choice:
             return None
         if self.data is None or not self.options:
             return self._nothing_to_decide(eager, facts.batch_shapes)
-        now = next(o for o in self.options if o.policy is ShapePolicy.EAGER)
-        shown = self.chosen
+        now, shown = self._now, self.chosen
         policy = shown.policy if shown is not None else self._advised_policy()
         padding = (shown or now).epoch.padding_share
         told = not self.data.whole_batches
@@ -132,8 +135,7 @@ class Choice:
             yield wording.pays_back(chosen.bill, self._plan)
         yield wording.saves(chosen.bill)
         if chosen.bucketed and not self.data.whole_batches:
-            now = next(o for o in self.options if o.policy is ShapePolicy.EAGER)
-            yield shape_wording.buckets(chosen, now)
+            yield shape_wording.buckets(chosen, self._now)
         config = self.config()
         if config is not None and config.options:
             yield shape_wording.limit_raised(chosen.compiles, RECOMPILE_LIMIT)
@@ -152,7 +154,7 @@ class Choice:
         found = next((o for o in self.options if o.policy is ShapePolicy.STATIC_PER_LENGTH), None)
         if found is not None and found.limit_step is not None:
             return shape_wording.per_length_limit(found, RECOMPILE_LIMIT, measured=True)
-        now = next((o for o in self.options if o.policy is ShapePolicy.EAGER), None)
+        now = self._now if self.options else None
         step = now.epoch.first_step_with(RECOMPILE_LIMIT + 1) if now else None
         compiled = next((o for o in self._ordinary if o.trial.graphs), None)
         if now is None or step is None or compiled is None:
@@ -224,13 +226,12 @@ class Choice:
         )
 
     def _row_of(self, ordinary: Ordinary, *, told: bool) -> PolicyTotal:
-        now = next(o for o in self.options if o.policy is ShapePolicy.EAGER)
         return PolicyTotal(
             policy=ShapePolicy.AUTOMATIC,
             total_s=ordinary.bill.total_s,
             compile_s=ordinary.trial.cold_start_s or 0.0,
             compiles=ordinary.trial.graphs or 0,
-            padding_share=now.epoch.padding_share if told else None,
+            padding_share=self._now.epoch.padding_share if told else None,
             config=ordinary.config,
         )
 

@@ -74,13 +74,15 @@ def gather(trials: Sequence[Trial]) -> tuple[Evidence, ...]:
     return tuple(found.values())
 
 
-def base(trials: Sequence[Trial]) -> Base | None:
+def base(trials: Sequence[Trial], further_s: Sequence[float] = ()) -> Base | None:
     """Returns the eager step time that all configurations are billed with, None if none was seen.
 
-    Each process counts once: the median of their means. Machines drift between trials by more than
+    `further_s` are eager step times of processes that measured no pairs on the job's own mix. Each
+    process counts once: the median of their means. Machines drift between trials by more than
     configurations differ, so a configuration is judged by its paired ratio and this one base.
     """
     levels = [sum(p.eager_s for p in t.pairs) / len(t.pairs) for t in trials if t.pairs]
+    levels += further_s
     alone = [t.eager.step_s.median for t in trials if t.eager is not None and not t.pairs]
     alone += [t.eager_step_s.median for t in trials if t.eager_step_s and not (t.eager or t.pairs)]
     levels = [level for level in (levels or alone) if math.isfinite(level) and level > 0]

@@ -108,6 +108,15 @@ class Along:
         return np.asarray(curve.seconds(rows, np.asarray(lengths)) / rows)
 
 
+def _distribution(data: Lengths) -> tuple[Ints, Array]:
+    """Returns what single samples are padded to, ascending, and how many of them the data has."""
+    long = np.array([padded(n, replace(data, pad_to=None)) for n in data.values])
+    distinct, place = np.unique(long, return_inverse=True)
+    lengths = np.asarray(distinct, dtype=np.int64)
+    counts = np.bincount(place, weights=np.asarray(data.counts, dtype=float))
+    return lengths, counts.astype(np.float64)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Job:
     """What all policies of one job share."""
@@ -117,6 +126,12 @@ class _Job:
     plan: Plan
     steps: float
     common: Base
+
+    @classmethod
+    def of(cls, data: Lengths, common: Base, plan: Plan) -> _Job:
+        now = batching.natural(data)
+        steps = plan.steps_planned(common.step_s)
+        return cls(data=data, now=now, plan=plan, steps=steps, common=common)
 
     @property
     def samples(self) -> float:
@@ -144,9 +159,7 @@ class _Job:
 
     def distribution(self) -> tuple[Ints, Array]:
         """Returns what single samples are padded to, and how many of them the plan has."""
-        long = np.array([padded(n, replace(self.data, pad_to=None)) for n in self.data.values])
-        lengths, place = np.unique(long, return_inverse=True)
-        counts = np.bincount(place, weights=np.asarray(self.data.counts, dtype=float))
+        lengths, counts = _distribution(self.data)
         return lengths, counts * (self.samples / counts.sum())
 
 
@@ -159,13 +172,7 @@ def options(data: Lengths, trials: Sequence[Trial], common: Base, plan: Plan) ->
     eager = next((t for t in measured if t.kind is TrialKind.EAGER), None)
     if not measured:
         return ()
-    job = _Job(
-        data=data,
-        now=batching.natural(data),
-        plan=plan,
-        steps=plan.steps_planned(common.step_s),
-        common=common,
-    )
+    job = _Job.of(data, common, plan)
     found = list(_eager(job, Along((eager or measured[0]).shape_times)))
     for trial in measured:
         if trial.kind is TrialKind.SHAPES and _sound(trial):
@@ -220,20 +227,17 @@ def base_of(trials: Sequence[Trial]) -> Base | None:
     As `evidence.base`, but the eager arms along the lengths count too, each process once: at what
     their step times make of the batches as they are.
     """
-    common, data = base(trials), lengths_of(trials)
-    along = [
-        t for t in trials if t.kind is TrialKind.SHAPES and any(x.pairs for x in t.shape_times)
-    ]
-    if common is None or data is None or not along:
-        return common
+    data = lengths_of(trials)
+    if data is None:
+        return base(trials)
     now = batching.natural(data)
     rows = float(now.rows.mean())
-    levels = [sum(p.eager_s for p in t.pairs) / len(t.pairs) for t in trials if t.pairs]
-    for trial in along:
-        mean = Along(trial.shape_times).sample_draws(now, compiled=False).mean()
-        levels.append(float(mean) * rows)
-    sigma = float(np.std(np.log(levels), ddof=1)) if len(levels) > 1 else 0.0
-    return replace(common, step_s=float(np.median(levels)), sigma=sigma)
+    further_s = []
+    for trial in trials:
+        if trial.kind is TrialKind.SHAPES and any(each.pairs for each in trial.shape_times):
+            mean = Along(trial.shape_times).sample_draws(now, compiled=False).mean()
+            further_s.append(float(mean) * rows)
+    return base(trials, further_s)
 
 
 def padding_gain(data: Lengths, eager: Trial) -> float:
@@ -245,11 +249,8 @@ def padding_gain(data: Lengths, eager: Trial) -> float:
         return 1.0
     along = Along(eager.shape_times)
     now = along.sample_draws(batching.natural(data), compiled=False).mean()
-    lengths = sorted({padded(n, replace(data, pad_to=None)) for n in data.values})
-    counts = np.zeros(len(lengths))
-    for value, count in zip(data.values, data.counts, strict=True):
-        counts[np.searchsorted(lengths, padded(value, replace(data, pad_to=None)))] += count
-    least = np.average(along.sample_s(data, lengths, compiled=False), weights=counts)
+    lengths, counts = _distribution(data)
+    least = np.average(along.sample_s(data, lengths.tolist(), compiled=False), weights=counts)
     return max(1.0, float(now / least))
 
 
@@ -260,21 +261,17 @@ def bucket_totals(
     trial = next((t for t in trials if t.kind is TrialKind.SHAPES and _is_static(t)), None)
     if trial is None or not trial.shape_times:
         return ()
-    job = _Job(
-        data=data,
-        now=batching.natural(data),
-        plan=plan,
-        steps=plan.steps_planned(common.step_s),
-        common=common,
-    )
+    job = _Job.of(data, common, plan)
     first, extra = _compile_times(trial)
+    along = Along(trial.shape_times)
+    level = _level(job, along)
     return tuple(
         BucketTotal(
             buckets=len(cut.boundaries),
-            steps_s=cut.seconds * _level(job, Along(trial.shape_times)),
+            steps_s=cut.seconds * level,
             compile_s=job.per_compile(first + extra * (len(cut.boundaries) - 1)),
         )
-        for cut in _cuts(job, Along(trial.shape_times), job.per_compile(extra))
+        for cut in _cuts(job, along, job.per_compile(extra))
     )
 
 

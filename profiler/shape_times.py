@@ -132,7 +132,7 @@ class CompiledTimes:
         *,
         mark: bool,
     ) -> None:
-        """Wraps the step so that the length is marked as dynamic, if asked; compiles nothing."""
+        """Takes one batch to make those of all lengths of; compiles nothing."""
         self._trainer = trainer
         self._flip = flip
         self._recorder = recorder
@@ -144,41 +144,38 @@ class CompiledTimes:
         self._others: list[Batch] = []
         self._order = random.Random(0)
 
-    def compile_for(self, lengths: Sequence[int], tell: Callable[[str], None]) -> float:
-        """Runs steps at each length until it is compiled; returns the wall seconds of all steps.
+    def compile_for(self, lengths: Sequence[int], tell: Callable[[str], None]) -> None:
+        """Runs steps at each length until it is compiled.
 
         What the compiler took beyond the steps themselves is billed to the length.
         """
-        total_s = 0.0
         for length in lengths:
             each = _Length.of(self._source, self._layout, self._data, length)
             if self._mark:
                 self._mark_dynamic(each.batch)
             tell(f"length {length}")
-            total_s += self._compile(each)
+            self._compile(each)
             self._known.append(each)
-        return total_s + self._meet_others()
+        self._meet_others()
 
-    def _meet_others(self) -> float:
-        """Runs the steps between once, so that none of them compiles later; returns their seconds.
+    def _meet_others(self) -> None:
+        """Runs the steps between once, so that none of them compiles later.
 
         Where each length has a graph of its own, only those measured can take that place.
         """
         if self._flip.config.dynamic is Dynamic.FALSE:
             self._others = [each.batch for each in self._known]
-            return 0.0
+            return
         if self._others:
-            return 0.0
+            return
         self._others = _others(self._source, self._layout, self._data)
         begun, events = time.perf_counter(), self._recorder.count()
         for batch in self._others:
             if self._mark:
                 self._mark_dynamic(batch)
             self._trainer.run([batch])
-        wall_s = time.perf_counter() - begun
         if self._recorder.count() != events:
-            self._known[0].compile_s += wall_s
-        return wall_s
+            self._known[0].compile_s += time.perf_counter() - begun
 
     def measure(self, limit_s: float, *, more: bool, tell: Callable[[str], None]) -> None:
         """Measures all lengths in turns until each is known well, or for `limit_s`.
@@ -222,7 +219,7 @@ class CompiledTimes:
         known = sorted(self._known, key=lambda each: each.length)
         return tuple(each.both_times() for each in known if each.pairs)
 
-    def _compile(self, each: _Length) -> float:
+    def _compile(self, each: _Length) -> None:
         trainer, recorder = self._trainer, self._recorder
         begun = time.perf_counter()
         events, quiet, steps, last_s = recorder.count(), 0, 0, 0.0
@@ -240,7 +237,6 @@ class CompiledTimes:
         trainer.run([each.batch])
         each.eager_s = timing.timed(trainer, [each.batch])
         self._flip.to_compiled()
-        return wall_s
 
     def _mark_dynamic(self, batch: Batch) -> None:
         # Sizes 0 and 1 are always compiled for on their own.
