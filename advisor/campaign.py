@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from advisor import shape_wording, wording
-from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, Seen, best_case
+from advisor.beliefs import Beliefs, Known, Worth
+from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, BestCase, Seen, best_case
 from advisor.models.economics import Bill, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, bill_of, doubt, gather
 from advisor.models.shape_policies import Option, base_of, lengths_of, options, padding_gain
@@ -24,6 +25,7 @@ from advisor.profiler.records import (
     Config,
     Dynamic,
     Failure,
+    Interval,
     Mode,
     Scope,
     Trial,
@@ -93,6 +95,8 @@ class Step:
     expected_s: float
     from_trial_id: str | None = None
     budget_left_s: float | None = None
+    # What compiling is believed to take, to tell how long it may still take.
+    compile_s: Interval | None = None
     # Rows and padded length of the batches to measure, and whether the length is marked dynamic.
     shapes: tuple[tuple[int, int], ...] = ()
     mark_dynamic: bool = False
@@ -120,10 +124,20 @@ class Campaign:
     """The trials behind one piece of advice: says which comes next, and takes their results."""
 
     def __init__(
-        self, request: AdviceRequest, *, new_id: Callable[[], str] = lambda: uuid.uuid4().hex
+        self,
+        request: AdviceRequest,
+        *,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        believe: Callable[[Trial], Beliefs | None] = lambda _: None,
     ) -> None:
-        """Makes a campaign that knows nothing yet. `new_id` names the skipped trials."""
+        """Makes a campaign that knows nothing yet. `new_id` names the skipped trials.
+
+        `believe` gives what is believed of the job after its eager trial; without beliefs the best
+        cases alone decide what is tried.
+        """
         self._request = request
+        self._believe = believe
+        self._beliefs: Beliefs | None = None
         self._new_id = new_id
         self._trials: list[Trial] = []
         self._spent_s = 0.0
@@ -154,6 +168,8 @@ class Campaign:
         """Takes the result of the trial that `next` asked for and the time that it took."""
         self._trials.append(trial)
         self._spent_s += wall_s
+        if trial is self.eager:
+            self._beliefs = self._believe(trial)
 
     def next(self) -> Step | None:
         """Returns the trial to run now, or None when the campaign is over.
@@ -184,15 +200,15 @@ class Campaign:
         )
 
     def _first_of(self, configs: Iterable[Config], common: Base) -> Step | None:
-        """Returns the trial of the first configuration that is worth one; others are skipped."""
-        for config in configs:
-            if any(t.config == config and t.kind is TrialKind.COMPILE for t in self._trials):
-                continue
-            outlook = self._outlook(config, common)
-            expected_s = self._usual_s(common) + outlook.best.usual_compile_s
+        """Returns the trial that is worth most for its price; those not worth one are skipped.
+
+        Without beliefs it is the first that can pay at all.
+        """
+        for config, outlook in self._ranked(configs, common):
+            expected_s = self._usual_s(common) + outlook.usual_compile_s
             skip = (
                 self._impossible(config)
-                or (None if self._anyway else outlook.not_worth_it())
+                or (None if self._all else outlook.not_worth_it())
                 or self._unaffordable(expected_s)
             )
             if skip is not None:
@@ -201,13 +217,23 @@ class Campaign:
             return Step(
                 kind=TrialKind.COMPILE,
                 config=config,
-                cut_off_s=None if self._anyway else outlook.cut_off_s,
+                cut_off_s=None if self._all else outlook.cut_off_s,
                 plan_steps=outlook.steps,
                 why=self._why(config, outlook),
                 expected_s=expected_s,
                 budget_left_s=self._left_s(),
+                compile_s=outlook.worth.compile_s if outlook.worth else None,
             )
         return None
+
+    def _ranked(self, configs: Iterable[Config], common: Base) -> Iterator[tuple[Config, Outlook]]:
+        """Yields the untried configurations, the one worth most for its price first."""
+        untried = [
+            (config, self._outlook(config, common))
+            for config in configs
+            if not any(t.config == config and t.kind is TrialKind.COMPILE for t in self._trials)
+        ]
+        yield from sorted(untried, key=lambda each: -each[1].gain_over_price)
 
     def _shape_step(self, common: Base) -> Step | None:
         """Returns the next trial along the lengths of the job, if they vary and it can pay."""
@@ -290,6 +316,11 @@ class Campaign:
         """Whether trials are run to learn from them, whatever the plan is."""
         return self._request.limits.measure_anyway
 
+    @property
+    def _all(self) -> bool:
+        """Whether every configuration that can run is measured, whether it pays or not."""
+        return self._anyway or self._request.limits.exhaustive
+
     def _device(self) -> str:
         environment = self.eager.environment if self.eager else None
         device = environment.device if environment else self._request.workload.device
@@ -319,15 +350,42 @@ class Campaign:
         found_options = self._options(common)
         totals += [(o.bill.expected_total_s, o.policy.value) for o in found_options]
         now_s, now = min(totals)
+        best = best_case(config, self._device(), self._seen())
         return Outlook(
             config=config,
             plan=plan,
             steps=steps,
             eager_step_s=common.step_s,
-            best=best_case(config, self._device(), self._seen()),
+            best=best,
             now_s=now_s,
             now=now,
             measuring_s=self._least_measuring_s(common) if now == EAGER else self._usual_s(common),
+            worth=self._worth(config, common, best, now_s),
+        )
+
+    def _worth(self, config: Config, common: Base, best: BestCase, now_s: float) -> Worth | None:
+        """Returns what a trial is believed to be worth; None where nothing is believed of it."""
+        if self._beliefs is None or self._all or config.options:
+            return None
+        plan = self._request.plan
+        return self._beliefs.worth(
+            config,
+            self._known(),
+            plan=plan,
+            steps=plan.steps_planned(common.step_s),
+            eager_step_s=common.step_s,
+            now_s=now_s,
+            measuring_s=self._usual_s(common),
+            most_speedup=best.speedup,
+            least_compile_s=best.compile_s,
+        )
+
+    def _known(self) -> tuple[Known, ...]:
+        """Returns what the configurations that really ran compiled showed."""
+        return tuple(
+            Known(e.config, speedup(e.pairs).median, e.trial.cold_start_s or 0.0)
+            for e in gather(self._trials)
+            if not e.config.options and doubt(e, self._memory_limit()) is None
         )
 
     def _unaffordable(self, expected_s: float) -> Skip | None:

@@ -28,8 +28,17 @@ from typing import IO, NoReturn, Self
 
 import grpc
 
-from advisor.convert import advice_record, event_record, request_message, trial_record
+from advisor.convert import (
+    advice_record,
+    estimate_record,
+    estimate_request_message,
+    event_record,
+    outcome_message,
+    request_message,
+    trial_record,
+)
 from advisor.events import Event
+from advisor.job_facts import EstimateRequest, EstimateResponse, OutcomeReport
 from advisor.profiler.errors import (
     AdvisorError,
     HostError,
@@ -53,6 +62,8 @@ _END_S = 20.0
 _START_S = 60.0
 _CONNECT_S = 3.0
 _CALL_S = 30.0
+# The first estimate of a new corpus waits until the cost model is fitted.
+_FIT_S = 300.0
 _LOG_LINES = 12
 _CANNOT_START = 2
 
@@ -237,6 +248,23 @@ class Client:
             )
         except grpc.RpcError as error:
             _raise(error, self._server)
+
+    def estimate(self, request: EstimateRequest) -> EstimateResponse:
+        """Returns what compiling is believed to bring. Raises `PlanError` for unsound facts."""
+        try:
+            return estimate_record(
+                self._stub.Estimate(estimate_request_message(request), timeout=_FIT_S)
+            )
+        except grpc.RpcError as error:
+            _raise(error, self._server)
+
+    def report_outcome(self, report: OutcomeReport) -> int:
+        """Tells the advisor what compiling brought; returns how many outcomes it has now."""
+        try:
+            answer = self._stub.ReportOutcome(outcome_message(report), timeout=_FIT_S)
+        except grpc.RpcError as error:
+            _raise(error, self._server)
+        return int(answer.outcomes)
 
     def list_trials(self, advice_id: str = "", most: int = 50) -> list[StoredTrial]:
         """Returns stored trials, newest first; those of one advice when its id is given."""

@@ -23,11 +23,12 @@ from google.protobuf import json_format
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from advisor import events
+from advisor import events, job_facts
 from advisor.events import Event
+from advisor.job_facts import EstimateRequest, EstimateResponse, OutcomeReport
 from advisor.models.plan import Plan
-from advisor.profiler import records
-from advisor.profiler.errors import AdvisorError
+from advisor.profiler import records, step_counts
+from advisor.profiler.errors import AdvisorError, PlanError
 from advisor.profiler.records import Advice, Diagnosis, Progress, Trial
 from advisor.request import AdviceRequest, Limits
 from advisor.stored import StoredTrial
@@ -71,6 +72,13 @@ MESSAGES: dict[type[Any], type[Message]] = {
     records.Advice: pb.Advice,
     records.Diagnosis: pb.Diagnosis,
     StoredTrial: pb.StoredTrial,
+    job_facts.JobFacts: pb.JobFacts,
+    step_counts.StepCounts: pb.StepCounts,
+    step_counts.Work: pb.Work,
+    job_facts.EstimateRequest: pb.EstimateRequest,
+    job_facts.ConfigEstimate: pb.ConfigEstimate,
+    job_facts.EstimateResponse: pb.EstimateResponse,
+    job_facts.OutcomeReport: pb.ReportOutcomeRequest,
 }
 
 # Which field of `AdviseEvent.event` carries which record.
@@ -132,6 +140,54 @@ def stored_trial_message(stored: StoredTrial) -> pb.StoredTrial:
 def stored_trial_record(message: pb.StoredTrial) -> StoredTrial:
     """Returns the stored trial in a message. Raises `AdvisorError` when it is not complete."""
     return _record(message, StoredTrial)
+
+
+def estimate_request_message(request: EstimateRequest) -> pb.EstimateRequest:
+    """Returns the message of a request. Raises `AdvisorError` for what it cannot carry."""
+    return typing.cast(pb.EstimateRequest, _message(request))
+
+
+def estimate_request_record(message: pb.EstimateRequest) -> EstimateRequest:
+    """Returns the request in a message. Raises `AdvisorError` naming a field that is not sound."""
+    return _record(message, EstimateRequest)
+
+
+def estimate_message(response: EstimateResponse) -> pb.EstimateResponse:
+    """Returns the message of an estimate."""
+    return typing.cast(pb.EstimateResponse, _message(response))
+
+
+def estimate_record(message: pb.EstimateResponse) -> EstimateResponse:
+    """Returns the estimate in a message. Raises `AdvisorError` when it is not complete."""
+    return _record(message, EstimateResponse)
+
+
+def outcome_message(report: OutcomeReport) -> pb.ReportOutcomeRequest:
+    """Returns the message of an outcome. Raises `AdvisorError` for what it cannot carry."""
+    return typing.cast(pb.ReportOutcomeRequest, _message(report))
+
+
+def outcome_record(message: pb.ReportOutcomeRequest) -> OutcomeReport:
+    """Returns the outcome in a message. Raises `AdvisorError` naming a field that is not sound."""
+    return _record(message, OutcomeReport)
+
+
+def outcome_of_json(text: str, where: str) -> OutcomeReport:
+    """Returns the outcome that a JSON object spells, checked like one from the wire.
+
+    Raises `PlanError` naming `where` it stands when it is none.
+    """
+    from advisor.validate import check
+
+    message = pb.ReportOutcomeRequest()
+    try:
+        json_format.Parse(text, message)
+        check(message)
+        return outcome_record(message)
+    except json_format.ParseError as error:
+        raise PlanError(f"{where} is no outcome", str(error)) from error
+    except AdvisorError as error:
+        raise PlanError(f"{where}: {error.what}", error.why, error.mend) from error
 
 
 def event_message(event: Event, *, seq: int, elapsed_s: float) -> pb.AdviseEvent:

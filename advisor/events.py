@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from advisor.profiler.records import Advice, Config, Progress, Trial, TrialKind
+from advisor.profiler.records import Advice, Config, Interval, Progress, Trial, TrialKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,8 @@ class TrialStarted:
     config: Config | None = None
     why: str = ""
     at_most_s: float | None = None
+    # What compiling is believed to take: median and 90 %.
+    compile_s: Interval | None = None
 
 
 # `Trial` is the event "this trial ended and is stored", `Advice` the answer and the last event.

@@ -68,6 +68,26 @@ SortedByLength = Annotated[
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of all random generators.")]
+Family = Annotated[
+    str | None, typer.Option(help="Family of the model, or its class: bert, BertForMaskedLM.")
+]
+Parameters = Annotated[
+    str | None, typer.Option(metavar="COUNT", help="Number of parameters: 110M, 1.3B.")
+]
+Image = Annotated[int | None, typer.Option(help="Pixels of a side of an image.")]
+FactsPrecision = Annotated[
+    str | None,
+    typer.Option(
+        "--precision", help="fp32, tf32, fp16, bf16, amp-fp16, amp-bf16; a preset's own names too."
+    ),
+]
+EagerStep = Annotated[
+    str | None, typer.Option(metavar="TIME", help="Time of an eager step: 0.25, 110ms.")
+]
+Operators = Annotated[
+    float | None, typer.Option(help="Operator calls that the compiler captures in the forward.")
+]
+GraphBreaks = Annotated[float | None, typer.Option(help="Graph breaks of a step.")]
 Server = Annotated[
     str | None,
     typer.Option(metavar="HOST:PORT", help="Ask a running advisor. Without it: a private one."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from advisor import wording
+from advisor.beliefs import Worth
 from advisor.models.best_case import WARM_SHARE, BestCase
 from advisor.models.economics import affordable_compile_s, point_total_s
 from advisor.models.plan import Plan
@@ -36,6 +37,18 @@ class Outlook:
     # What a trial takes beside compiling: at the very least while only eager is known to win; as
     # usual once a configuration pays, since then only the time left to save is at stake.
     measuring_s: float
+    # What the trial is believed to be worth; None: only the best case is known.
+    worth: Worth | None = None
+
+    @property
+    def usual_compile_s(self) -> float:
+        """What compiling usually takes, as far as it is known."""
+        return self.worth.compile_s.median if self.worth else self.best.usual_compile_s
+
+    @property
+    def gain_over_price(self) -> float:
+        """What the trial is believed to bring for each second that it takes; 0 if nobody knows."""
+        return self.worth.gain_s / max(self.worth.price_s, 1.0) if self.worth else 0.0
 
     @property
     def best_s(self) -> float:
@@ -58,9 +71,14 @@ class Outlook:
         return self.eager_step_s / self.best.speedup
 
     def not_worth_it(self) -> Skip | None:
-        """Returns why even the best case does not bring the price of the trial back."""
+        """Returns why it does not bring the price of the trial back: not at best, or not likely."""
         saves_s = self.now_s - self.best_s
-        if saves_s > self.price_s:
+        if saves_s <= self.price_s:
+            sentence = wording.cannot_pay(self.best, saves_s, self.now_s, self.now, self.price_s)
+            return Skip("cannot_pay", sentence)
+        if self.worth is None or self.worth.pays:
             return None
-        sentence = wording.cannot_pay(self.best, saves_s, self.now_s, self.now, self.price_s)
-        return Skip("cannot_pay", sentence)
+        sentence = wording.not_worth_a_trial(
+            self.worth.speedup, self.worth.gain_s, self.now, self.worth.price_s
+        )
+        return Skip("not_worth_it", sentence)

@@ -19,7 +19,16 @@ from rich.spinner import Spinner
 from rich.text import Text
 
 from advisor.events import Event, TrialStarted, Waiting
-from advisor.profiler.records import Config, Phase, Progress, Trial, TrialKind, TrialStatus
+from advisor.models.remaining import remaining_s
+from advisor.profiler.records import (
+    Config,
+    Interval,
+    Phase,
+    Progress,
+    Trial,
+    TrialKind,
+    TrialStatus,
+)
 from advisor.profiler.units import config_name, duration, number_of, printable, ratio
 
 # The longest silence where there is no live line.
@@ -57,6 +66,8 @@ def trial_name(kind: TrialKind, config: Config | None) -> str:
     """Returns the name of a trial: `eager`, `regional default`, `regional default, warm start`."""
     if kind is TrialKind.EAGER:
         return "eager"
+    if kind is TrialKind.COUNT:
+        return "looking back"
     return printable(config_name(config)) + _OF_KIND.get(kind, "")
 
 
@@ -122,6 +133,7 @@ class ProgressView:
         self._began = self._trial_began = self._phase_began = self._last_line = now
         self._title = "starting the advisor"
         self._trial_at_most_s: float | None = None
+        self._compile_s: Interval | None = None
         self._latest: Progress | None = None
         self._latest_at = now
         self._skipped = ""
@@ -164,6 +176,7 @@ class ProgressView:
                     event.number,
                     why=event.why,
                     at_most_s=event.at_most_s,
+                    compile_s=event.compile_s,
                 )
             case Progress():
                 self.progress(event)
@@ -183,13 +196,18 @@ class ProgressView:
         *,
         why: str = "",
         at_most_s: float | None = None,
+        compile_s: Interval | None = None,
     ) -> None:
-        """Shows that trial `number` begins, why it comes next and how long it may take at most."""
+        """Shows that trial `number` begins, why it comes next and how long it may take at most.
+
+        `compile_s` is what compiling is believed to take.
+        """
         with self._lock:
             self._title = f"trial {number}, " if number else ""
             self._title += trial_name(kind, config)
             self._latest = None
             self._trial_at_most_s = at_most_s
+            self._compile_s = compile_s
             self._trial_began = self._phase_began = self._clock()
             if self._live is None:
                 limit = "" if at_most_s is None else f", at most {_whole(at_most_s)}"
@@ -242,6 +260,9 @@ class ProgressView:
             if latest.detail:
                 text += f" ({printable(latest.detail)})"
         text += f", {_whole(now - self._phase_began)}"
+        if latest is not None and latest.phase is Phase.COLD and self._compile_s is not None:
+            usual_s = remaining_s(self._compile_s, now - self._phase_began)
+            text += "" if usual_s is None else f", probably {_whole(usual_s)} more"
         if latest is not None and latest.at_most_s is not None:
             left = latest.at_most_s - (now - self._latest_at)
             text += f", at most {_whole(max(0.0, left))} more"

@@ -65,6 +65,8 @@ class Typed:
     scale: str | None = None
     seed: int = 0
     measure_anyway: bool = False
+    exhaustive: bool = False
+    fresh: bool = False
     lengths: Path | None = None
     lengths_column: str | None = None
     tokens_per_batch: int | None = None
@@ -95,6 +97,8 @@ def request_of(typed: Typed) -> AdviceRequest:
         else parse_size(typed.memory_limit, "--memory-limit"),
         configs=configs_of(typed.modes, typed.scopes, typed.dynamics, typed.device),
         measure_anyway=typed.measure_anyway,
+        exhaustive=typed.exhaustive,
+        fresh=typed.fresh,
     )
     workload = WorkloadSpec(
         target=typed.target,

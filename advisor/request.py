@@ -21,13 +21,16 @@ class Limits:
     `budget_s` is the longest time that it may measure (None: as long as it can pay),
     `memory_limit_bytes` what one trial may hold (None: 90 % of what is free), `configs` the only
     configurations to consider (empty: all that fit the device), `measure_anyway` has trials run
-    even where the plan is too short for them to pay.
+    even where the plan is too short for them to pay, to learn from them; `exhaustive` measures
+    every configuration that can run; `fresh` measures anew what an earlier campaign has measured.
     """
 
     budget_s: float | None = None
     memory_limit_bytes: int | None = None
     configs: tuple[Config, ...] = ()
     measure_anyway: bool = False
+    exhaustive: bool = False
+    fresh: bool = False
 
     def validate(self) -> None:
         """Raises `PlanError` naming the limit that makes no sense."""

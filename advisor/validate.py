@@ -16,10 +16,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from advisor.job_facts import PRECISIONS
+from advisor.models.devices import Device
 from advisor.models.plan import MOST_HOURS, MOST_STEPS
 from advisor.profiler.errors import PlanError
 from advisor.profiler.lengths import MOST_DISTINCT, MOST_LENGTH
 from advisor.profiler.records import Dynamic, LengthSource, Mode, Scope
+from advisor.profiler.step_counts import OperatorKind
 
 _MOST_SHOWN = 40
 
@@ -141,6 +144,8 @@ RULES: dict[str, Rule] = {
     "Limits.memory_limit_bytes": Number(least=512 * 2.0**20, most=2.0**53, whole=True),
     "Limits.configs": Parts(most=100),
     "Limits.measure_anyway": Flag(),
+    "Limits.exhaustive": Flag(),
+    "Limits.fresh": Flag(),
     "Measuring.half_width": Number(least=0.001, most=0.5),
     "Measuring.min_quads": Number(least=2, most=10_000),
     "Measuring.max_steady_s": Number(above=True, most=_DAY_S),
@@ -171,6 +176,38 @@ RULES: dict[str, Rule] = {
     "Config.fullgraph": Flag(),
     "Config.backend": _DOTTED,
     "Config.options": Texts(most=100, key=_DOTTED, value=Text(most=1000)),
+    "JobFacts.device": Text(required=True),
+    "JobFacts.family": Text(),
+    "JobFacts.precision": Text(known=PRECISIONS),
+    "JobFacts.parameters": Number(above=True, most=1e14),
+    "JobFacts.batch": Number(above=True, most=1e9),
+    "JobFacts.length": Number(above=True, most=MOST_LENGTH),
+    "JobFacts.image": Number(above=True, most=1e5),
+    "JobFacts.eager_step_s": Number(above=True, most=_DAY_S),
+    "JobFacts.operators": Number(above=True, most=1e8),
+    "JobFacts.graph_breaks": Number(most=1e6),
+    "JobFacts.counts": Part(),
+    "JobFacts.fingerprint": Text(pattern=_ID, says="a name of letters, digits, '_' and '-'"),
+    "StepCounts.parameters": Number(above=True, most=1e14),
+    "StepCounts.tensors": Number(above=True, most=1e7),
+    "StepCounts.layers": Number(most=1e7),
+    "StepCounts.eager": Parts(most=1000),
+    "StepCounts.fused": Parts(most=1000),
+    "StepCounts.samples": Number(above=True, most=1e9),
+    "StepCounts.parameter_bytes": Number(above=True, most=1e15),
+    "Work.kind": Text(required=True, known=tuple(OperatorKind)),
+    "Work.calls": Number(above=True, most=1e9),
+    "Work.flops": Number(most=1e21),
+    "Work.bytes": Number(most=1e18),
+    "EstimateRequest.facts": Part(required=True),
+    "EstimateRequest.plan": Part(),
+    "EstimateRequest.configs": Parts(most=32),
+    "ReportOutcomeRequest.facts": Part(required=True),
+    "ReportOutcomeRequest.config": Part(),
+    "ReportOutcomeRequest.speedup": Number(least=0.01, most=100),
+    "ReportOutcomeRequest.compile_s": Number(above=True, most=_DAY_S),
+    "ReportOutcomeRequest.memory_ratio": Number(least=0.01, most=100),
+    "ReportOutcomeRequest.source": Text(most=300),
     "GetAdviceRequest.advice_id": Text(required=True, pattern=_ID, says="an advice id"),
     "ListAdvicesRequest.page_size": Number(most=1000),
     "ListAdvicesRequest.page_token": Text(pattern=r"[0-9]{1,18}", says="a next_page_token"),
@@ -185,6 +222,14 @@ def check(message: Message) -> None:
     violations = tuple(_violations(message, ""))
     if violations:
         raise InvalidRequest(violations)
+
+
+def check_device(name: str) -> None:
+    """Raises `InvalidRequest` for a device that the cost model does not know."""
+    try:
+        Device.from_name(name)
+    except PlanError as error:
+        raise InvalidRequest((Violation("facts.device", str(error)),)) from error
 
 
 def _violations(message: Message, prefix: str) -> Iterator[Violation]:

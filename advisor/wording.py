@@ -12,6 +12,7 @@ from advisor.models.evidence import Doubt, Evidence
 from advisor.models.plan import Plan
 from advisor.paste import code as code
 from advisor.profiler.records import (
+    Advice,
     Config,
     Interval,
     Trial,
@@ -27,6 +28,18 @@ EAGER_FIRST = (
     "eager steps first: the step time, the shapes and the repeated blocks of the job say what is "
     "worth compiling"
 )
+
+
+LOOKING_BACK = "this workload was measured before: is it still the very same job?"
+
+
+def measured_before(advice: Advice, trials: int) -> str:
+    """Returns that an earlier campaign's trials were used, and how to measure anew."""
+    return (
+        f"{number_of(trials, 'trial')} of the campaign {advice.advice_id} ({advice.created}) "
+        f"stand for this one: the same model, shapes, optimizer, source, torch and device "
+        f"(--fresh measures anew)"
+    )
 
 
 def could_bring(config: Config, best: BestCase, best_s: float, now_s: float, now: str) -> str:
@@ -56,6 +69,14 @@ def cannot_pay(best: BestCase, saves_s: float, now_s: float, now: str, measuring
     return (
         f"{even} it could save at most {duration(saves_s)} of {against}, and measuring it takes "
         f"about {duration(measuring_s)}"
+    )
+
+
+def not_worth_a_trial(speedup: Interval, gain_s: float, now: str, price_s: float) -> str:
+    """Returns why a configuration that could pay is not likely enough to."""
+    return (
+        f"{ratio(speedup)} is expected of it, which would bring {duration(gain_s)} more than {now} "
+        f"on average, and finding out takes about {duration(price_s)}"
     )
 
 

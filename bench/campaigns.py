@@ -24,7 +24,7 @@ def advise(*arguments: str) -> tuple[dict[str, Any], float]:
     """
     begun = time.perf_counter()
     done = subprocess.run(
-        [ADVISE, "run", *arguments, "--json"],
+        [ADVISE, "run", *arguments, "--fresh", "--json"],
         cwd=REPOSITORY,
         stdout=subprocess.PIPE,
         text=True,

@@ -55,13 +55,18 @@ class Device:
         Raises `PlanError` when it is in no table, with those that are close.
         """
         key = _key(name)
+        cores = re.fullmatch(r"cpu(\d{1,4})", key)
+        if cores and int(cores[1]) > 0:
+            return _cpu(int(cores[1]))
         for known, spellings in _SPELLINGS.items():
             if key == _key(known) or key in spellings:
                 return DEVICES[known]
         close = difflib.get_close_matches(key, [_key(known) for known in DEVICES], n=2, cutoff=0.5)
         listed = [known for known in DEVICES if _key(known) in close]
         mend = f"did you mean {' or '.join(listed)}? " if listed else ""
-        raise PlanError(f"device {name!r} is unknown", mend=f"{mend}known are {', '.join(DEVICES)}")
+        raise PlanError(
+            f"device {name!r} is unknown", mend=f"{mend}known are {', '.join(DEVICES)}, cpu-CORES"
+        )
 
 
 def _gpu(
@@ -85,6 +90,24 @@ def _gpu(
         bandwidth_bytes_per_s=gigabytes_per_s * _GIGA,
         memory_bytes=memory_gib * _GIB,
         source=source,
+    )
+
+
+def _cpu(cores: int) -> Device:
+    """Returns a CPU of so many cores; 8 of them are what is meant without a number.
+
+    A core with AVX-512 does 64 float32 FLOPs a cycle, with AVX2 and FMA 32; at about 2.5 GHz. Few
+    cores share what two channels of memory give, many have more channels (5 GB/s for a core).
+    """
+    return Device(
+        name="cpu" if cores == 8 else f"cpu-{cores}",
+        vendor="any",
+        architecture="cpu",
+        float32_flops=cores * 80e9,
+        bandwidth_bytes_per_s=max(20.0, 5.0 * cores) * _GIGA,
+        memory_bytes=64 * _GIB,
+        launch_s=_CPU_DISPATCH_S,
+        source=f"{cores} cores with AVX2 at 2.5 GHz, DDR4-2666 (JEDEC)",
     )
 
 
@@ -124,17 +147,7 @@ _TABLE = (
     _gpu(
         "mi300x", "cdna3", (163.4, 653.7, 1307.4, 1307.4), 5300, 192, "AMD MI300X datasheet", "amd"
     ),
-    # A core with AVX-512 does 64 float32 FLOPs a cycle, with AVX2 and FMA 32; at about 2.5 GHz.
-    Device(
-        name="cpu",
-        vendor="any",
-        architecture="cpu",
-        float32_flops=8 * 80e9,
-        bandwidth_bytes_per_s=40e9,
-        memory_bytes=64 * _GIB,
-        launch_s=_CPU_DISPATCH_S,
-        source="8 cores with AVX2 at 2.5 GHz, two channels of DDR4-2666 (JEDEC)",
-    ),
+    _cpu(8),
 )
 DEVICES = {device.name: device for device in _TABLE}
 

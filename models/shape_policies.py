@@ -187,13 +187,17 @@ def _automatic(job: _Job, found: Sequence[Option]) -> Iterator[Option]:
     """Yields automatic dynamic shapes, composed of the two kinds of graphs that it makes.
 
     The first length is compiled for alone, the second one for all: the compiles of both, and the
-    steps of the latter.
+    steps of the latter. The second graph is dynamic in what has changed alone, as where the length
+    is marked (PyTorch, "Dynamic shapes", on automatic dynamic), not in all that could change.
     """
-    one = next((o for o in found if o.policy is ShapePolicy.DYNAMIC), None)
+    one = _first(found, ShapePolicy.MARK_DYNAMIC) or _first(found, ShapePolicy.DYNAMIC)
     if one is None or one.trial is None or one.config is None:
         return
-    static = next((o for o in found if o.policy is ShapePolicy.PAD_TO_LONGEST), None)
-    first_s = static.compile_s / static.compiles if static is not None else one.compile_s
+    static = _first(found, ShapePolicy.PAD_TO_LONGEST)
+    first_s = one.compile_s
+    if static is not None and static.trial is not None:
+        # What a process pays once, its first compile pays; the dynamic one was measured with it.
+        _, first_s = _compile_times(static.trial)
     along = Along(one.trial.shape_times)
     ratio = along.sample_draws(job.now, compiled=False) / along.sample_draws(job.now, compiled=True)
     compile_s = one.compile_s + first_s
@@ -205,6 +209,10 @@ def _automatic(job: _Job, found: Sequence[Option]) -> Iterator[Option]:
         compile_s=compile_s,
         config=replace(one.config, dynamic=Dynamic.AUTO),
     )
+
+
+def _first(found: Sequence[Option], policy: ShapePolicy) -> Option | None:
+    return next((option for option in found if option.policy is policy), None)
 
 
 def lengths_of(trials: Sequence[Trial]) -> Lengths | None:

@@ -89,6 +89,30 @@ async def profile_async(
         return with_reproduction(trial, spec, place / "reproductions") if folder else trial
 
 
+def count(workload: str | WorkloadSpec, *, deadlines: Deadlines | None = None) -> Trial:
+    """Counts what a training step has to do, in a process of its own, without running it.
+
+    The model is built from shapes alone: it needs neither its memory nor its device. Returns a
+    trial with `counts` and `workload`. Raises `WorkloadError` when the workload cannot be used,
+    `HostError` when no process can be started. Not for use within a running event loop.
+    """
+    return asyncio.run(_count(_spec_of(workload, "cpu"), deadlines or Deadlines()))
+
+
+async def _count(workload: WorkloadSpec, deadlines: Deadlines) -> Trial:
+    with _folder(None) as place:
+        spec = TrialSpec(
+            trial_id=uuid.uuid4().hex,
+            kind=TrialKind.COUNT,
+            workload=workload,
+            folder=str(place),
+            config=None,
+            deadlines=deadlines,
+        )
+        async with TrialHost.start() as host:
+            return await host.run(spec, lambda _: None)
+
+
 def diagnose(
     workload: str | WorkloadSpec,
     config: Config | None = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from advisor.profiler.flip import is_torch_class
 from advisor.profiler.numerics import Agreement
 from advisor.profiler.records import Blocks, Failure, Shape, Trial, TrialStatus, WorkloadFacts
 from advisor.profiler.training import Trainer
+from advisor.profiler.workload import is_library
 
 _MOST_SHAPES = 100
 
@@ -46,23 +48,55 @@ def workload_facts(
 
 
 def _fingerprint(trainer: Trainer, seen: Counter[str]) -> str:
-    """Returns a name for this job: equal for equal architecture, optimizer, shapes and device."""
+    """Returns a name for this job: equal for equal architecture, optimizer, shapes and source.
+
+    What else decides a measurement, such as the device and the version of torch, stands in
+    `Environment`.
+    """
     digest = hashlib.sha256()
+    optimizer = trainer.optimizer
+    settings = {key: value for key, value in optimizer.defaults.items() if key in _SETTINGS}
     for part in (
         f"{type(trainer.model).__module__}.{type(trainer.model).__qualname__}",
-        type(trainer.optimizer).__name__,
-        trainer.device.type,
-        torch.__version__,
+        type(optimizer).__name__,
+        str(sorted(settings.items())),
         *(
             f"{name}:{tuple(parameter.shape)}:{parameter.dtype}:{parameter.requires_grad}"
             for name, parameter in trainer.model.named_parameters()
         ),
+        *_sources(),
         # One signature only: which of many random lengths were met first is not the job's nature.
         *(sorted(seen) if len(seen) == 1 else [str(len(next(iter(seen), "").split()))]),
     ):
-        digest.update(part.encode())
+        digest.update(part.encode("utf-8", "surrogatepass"))
         digest.update(b"\0")
     return digest.hexdigest()[:16]
+
+
+# Settings of an optimizer that change what a step does.
+_SETTINGS = frozenset({"amsgrad", "foreach", "fused", "capturable", "differentiable", "nesterov"})
+
+
+def _sources() -> Iterator[str]:
+    """Yields the text of the person's own files that this process has imported.
+
+    Whole files: what a step does may also change in a function that it calls, or a constant.
+    """
+    files = {
+        str(module.__file__)
+        for name, module in list(sys.modules.items())
+        if str(getattr(module, "__file__", "")).endswith(".py") and not _is_ours(name)
+    }
+    texts = []
+    for file in files:
+        if not is_library(file):
+            with contextlib.suppress(OSError):
+                texts.append(Path(file).read_text(encoding="utf-8", errors="replace"))
+    yield from sorted(texts)
+
+
+def _is_ours(name: str) -> bool:
+    return name == "advisor" or name.startswith("advisor.")
 
 
 @contextlib.contextmanager

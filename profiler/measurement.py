@@ -17,6 +17,7 @@ from advisor.profiler import (
     facts,
     job_lengths,
     numerics,
+    operator_counting,
     statistics,
     timing,
     torch_internals,
@@ -46,8 +47,9 @@ from advisor.profiler.records import (
 from advisor.profiler.reporter import Reporter
 from advisor.profiler.shape_times import eager_times
 from advisor.profiler.snapshot import Snapshot, coarsest_dtype, course, random_source
+from advisor.profiler.step_counts import StepCounts
 from advisor.profiler.step_profile import profile_step
-from advisor.profiler.training import Trainer, loss_value, signature
+from advisor.profiler.training import Trainer, loss_value, samples_of, signature
 from advisor.profiler.twin import flip_check
 from advisor.profiler.workload import Batch, build, device_of, seed_everything
 
@@ -223,6 +225,7 @@ class Measurement:
                 self._seen,
                 dtype=self._dtype,
             )
+            counts = self._counts(trainer)
         if not warm.steady:
             self._warnings.append(
                 f"eager steps did not get steady within {limit_s:.0f} s:"
@@ -246,7 +249,17 @@ class Measurement:
             eager_step_s=eager.step_s,
             eager_peak_bytes=peak_bytes,
             step_profile=profile,
+            counts=counts,
         )
+
+    def _counts(self, trainer: Trainer) -> StepCounts | None:
+        """Returns what one more step has to do; None where it bears nobody who counts along."""
+        batch = trainer.batches.next()
+        with contextlib.suppress(Exception):
+            return operator_counting.count(
+                trainer.model, lambda: trainer.step(batch), samples_of(batch), stepped=True
+            )
+        return None
 
     def _at_lengths(self, trial: Trial, trainer: Trainer, step_s: float) -> Trial:
         """Returns the eager trial with the job's lengths, and step times along them."""

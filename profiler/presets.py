@@ -81,13 +81,17 @@ def build(spec: WorkloadSpec, device: torch.device) -> dict[str, object]:
 def _batches(
     shape: BatchShape, seed: int, device: torch.device
 ) -> Callable[[int], dict[str, torch.Tensor]]:
-    made = [
-        {
-            key: tensor.to(device)
-            for key, tensor in random_batch(shape, seed * DISTINCT_BATCHES + index).items()
-        }
-        for index in range(DISTINCT_BATCHES)
-    ]
+    from advisor.profiler import torch_internals
+
+    # Real ones also where the model is only counted: their values decide some of their shapes.
+    with torch_internals.real_tensors():
+        made = [
+            {
+                key: tensor.to(device)
+                for key, tensor in random_batch(shape, seed * DISTINCT_BATCHES + index).items()
+            }
+            for index in range(DISTINCT_BATCHES)
+        ]
 
     def batches(step: int) -> dict[str, torch.Tensor]:
         return dict(made[step % DISTINCT_BATCHES])

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from advisor.profiler.errors import AdvisorError
+from advisor.profiler.step_counts import StepCounts
 
 # Raised by one with each change that an older reader would misunderstand.
 SCHEMA_VERSION = 1
@@ -59,14 +60,15 @@ class TrialStatus(enum.StrEnum):
 class TrialKind(enum.StrEnum):
     """What a trial measures.
 
-    Eager alone, one configuration, a start from a filled cache, or one configuration on batches of
-    chosen lengths.
+    Eager alone, one configuration, a start from a filled cache, one configuration on batches of
+    chosen lengths, or nothing at all: the operators of a step are counted from its shapes.
     """
 
     EAGER = "eager"
     COMPILE = "compile"
     WARM = "warm"
     SHAPES = "shapes"
+    COUNT = "count"
 
 
 class Phase(enum.StrEnum):
@@ -557,6 +559,8 @@ class Trial:
     # Step times on batches of chosen lengths.
     shape_times: tuple[ShapeTime, ...] = ()
     mark_dynamic: bool = False
+    # What an eager step has to do.
+    counts: StepCounts | None = None
     # Folder with a script that repeats a trial that failed.
     reproduction: str = ""
     # Flipped eager over a twin that was never compiled; 1 when noise explains the rest.

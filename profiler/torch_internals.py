@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from advisor.profiler.errors import AdvisorError
+
 # More than any trial makes; the default of 64 forgets the first compiles of a job that recompiles.
 _METRICS_KEPT = 4096
 GRAPH_BREAK_LOGGER = "torch._dynamo.symbolic_convert.__graph_breaks"
@@ -43,6 +45,10 @@ _NAMES = {
     "torch._dynamo.utils.reset_graph_break_dup_checker": "graph breaks met again when traced anew",
     "torch.optim.optimizer._default_to_fused_or_foreach": "how an optimizer steps by default",
     "torch.cpu._is_avx512_bf16_supported": "whether the CPU has bfloat16",
+    "torch._subclasses.fake_tensor.FakeTensorMode": "what a step has to do, without running it",
+    "torch._subclasses.fake_tensor.unset_fake_temporarily": "batches whose values decide a shape",
+    "torch.utils.flop_counter.flop_registry": "FLOPs of matrix products and convolutions",
+    "torch.optim.optimizer.register_optimizer_step_pre_hook": "the optimizer's own operators",
 }
 
 
@@ -172,6 +178,53 @@ def steps_foreach_by_default(parameters: list[torch.Tensor]) -> bool:
         return all(parameter.device.type == "cuda" for parameter in parameters)
     _, foreach = function(parameters, differentiable=False, use_fused=False)
     return bool(foreach)
+
+
+def fake_tensors() -> contextlib.AbstractContextManager[object]:
+    """Returns a context in which tensors have shapes but no memory.
+
+    Raises `AdvisorError` where this torch has none.
+    """
+    mode = find("torch._subclasses.fake_tensor.FakeTensorMode")
+    if mode is None:
+        raise AdvisorError(f"torch {torch.__version__} cannot run a step on shapes alone")
+    return mode(allow_non_fake_inputs=True)  # type: ignore[no-any-return]
+
+
+def unknown_value_errors() -> tuple[type[BaseException], ...]:
+    """Returns what is raised where a fake tensor's value would be needed; empty when it is gone."""
+    return tuple(
+        found
+        for name in ("DataDependentOutputException", "DynamicOutputShapeException")
+        if (found := find(f"torch._subclasses.fake_tensor.{name}")) is not None
+    )
+
+
+def real_tensors() -> contextlib.AbstractContextManager[object]:
+    """Returns a context in which new tensors hold values, also within `fake_tensors()`."""
+    unset = find("torch._subclasses.fake_tensor.unset_fake_temporarily")
+    return unset() if unset is not None else contextlib.nullcontext()
+
+
+def flop_formula(operator: Any) -> Callable[..., int] | None:
+    """Returns torch's formula for the FLOPs of an operator; None where it has none."""
+    formulas = find("torch.utils.flop_counter.flop_registry") or {}
+    found: Callable[..., int] | None = formulas.get(getattr(operator, "_overloadpacket", None))
+    return found
+
+
+def on_optimizer_step(
+    begin: Callable[..., None], end: Callable[..., None]
+) -> list[torch.utils.hooks.RemovableHandle]:
+    """Has functions called before and after each optimizer's step; never when this torch cannot."""
+    return [
+        register(function)
+        for name, function in (
+            ("register_optimizer_step_pre_hook", begin),
+            ("register_optimizer_step_post_hook", end),
+        )
+        if (register := find(f"torch.optim.optimizer.{name}")) is not None
+    ]
 
 
 def cpu_has_bfloat16() -> bool:

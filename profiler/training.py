@@ -119,6 +119,14 @@ def signature(batch: Batch) -> str:
     return " ".join(parts)
 
 
+def samples_of(batch: Batch) -> float | None:
+    """Returns how many samples a batch seems to hold: the first size of its first tensor."""
+    for tensor in tensors_of(batch):
+        if tensor.dim() > 0:
+            return float(tensor.shape[0])
+    return None
+
+
 class Trainer:
     """Runs optimizer steps of a workload; the model may be compiled in place meanwhile."""
 

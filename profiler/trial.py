@@ -12,6 +12,7 @@ import signal
 from pathlib import Path
 
 from advisor.profiler.compile_failure import failed_trial
+from advisor.profiler.count_measurement import CountMeasurement
 from advisor.profiler.errors import PlanError, WorkloadError
 from advisor.profiler.frames import Result, Unusable
 from advisor.profiler.measurement import Measurement
@@ -20,6 +21,10 @@ from advisor.profiler.reporter import Reporter
 from advisor.profiler.shape_measurement import ShapeMeasurement
 
 _MOST_TRACEBACK = 20_000
+_KINDS: dict[TrialKind, type[Measurement] | type[CountMeasurement]] = {
+    TrialKind.SHAPES: ShapeMeasurement,
+    TrialKind.COUNT: CountMeasurement,
+}
 
 
 def run_trial(spec: TrialSpec, descriptor: int) -> None:
@@ -30,7 +35,7 @@ def run_trial(spec: TrialSpec, descriptor: int) -> None:
     reporter = Reporter(descriptor, spec)
     _enter_folder(spec)
     try:
-        kind = ShapeMeasurement if spec.kind is TrialKind.SHAPES else Measurement
+        kind = _KINDS.get(spec.kind, Measurement)
         trial = kind(spec, reporter).run()
     except WorkloadError as error:
         reporter.send(

@@ -12,9 +12,11 @@ import re
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Config, Dynamic, Interval
 
-_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _BYTES = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(s|min|m|h|d)?", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|min|m|h|d)?", re.IGNORECASE)
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+_COUNT = re.compile(r"(\d+(?:\.\d*)?(?:e\d{1,2})?|\.\d+)\s*([kmgbt]?)", re.IGNORECASE)
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
@@ -29,6 +31,18 @@ def parse_duration(text: str, option: str) -> float:
             f"{option} {text!r} is not a duration", mend="seconds as in 90, or 90s, 5m, 1h"
         )
     return float(match[1]) * _SECONDS[(match[2] or "s").lower()]
+
+
+def parse_count(text: str, option: str) -> float:
+    """Returns the number that `text` names: `110M`, `1.3B`, `8e9`, `350000`.
+
+    Raises `PlanError` naming the option when it is none, or not above 0.
+    """
+    match = _COUNT.fullmatch(text.strip())
+    value = float(match[1]) * _COUNTS[match[2].lower()] if match else 0.0
+    if value <= 0 or value > 1e14:
+        raise PlanError(f"{option} {text!r} is not a number", mend="a number as in 110M or 1.3B")
+    return value
 
 
 def parse_size(text: str, option: str) -> int:

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from advisor import prior_store
+from advisor.models.prior import Prior
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -27,6 +30,8 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ADVISOR_DATA_DIR", str(folder))
+        # The cost model is fitted once for all tests, by the first that needs it.
+        patch.setenv("ADVISOR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield folder
 
 
@@ -52,3 +57,10 @@ def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
         patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
         yield folder
+
+
+@pytest.fixture(scope="session")
+def prior(data_dir: Path) -> Prior:
+    """Returns the cost model of the whole corpus, as a person gets it at first use."""
+    pytest.importorskip("sklearn")
+    return prior_store.load()

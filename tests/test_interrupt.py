@@ -74,6 +74,8 @@ def _advise_run(folder: Path, mark: str) -> Iterator[subprocess.Popen[str]]:
         "ADVISOR_DATA_DIR": str(folder / "data"),
         "TMPDIR": str(folder / "tmp"),
     }
+    # A shell's background job ignores SIGINT and hands that on: a terminal's job does not.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     command = [ADVISE, "run", "train.py:build", "--steps", "1e9", "--device", "cpu"]
     process = subprocess.Popen(
         command, cwd=folder, env=environment, text=True, process_group=0,

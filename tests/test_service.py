@@ -43,6 +43,7 @@ from advisor.request import AdviceRequest, Limits
 from advisor.service import folders
 from advisor.service import server as servers
 from advisor.service.errors import ShuttingDown, Undecodable, error_of, status_of
+from advisor.service.estimator import Estimator
 from advisor.service.jobs import Jobs
 from advisor.service.store import Store
 from advisor.v1 import advisor_pb2 as pb
@@ -169,7 +170,9 @@ class Served:
         self.stack = contextlib.AsyncExitStack()
         self.store = self.stack.enter_context(Store(self.data))
         self.jobs = Jobs(self.store, self.data, self.host.start)
-        self.server = await servers.make_server(self.store, self.jobs, aio_health.HealthServicer())
+        self.server = await servers.make_server(
+            self.store, self.jobs, Estimator(self.store), aio_health.HealthServicer()
+        )
         self.stack.enter_context(servers.bound(self.server, self.address))
         await self.server.start()
         self.channel = await self.stack.enter_async_context(grpc.aio.insecure_channel(self.address))

@@ -16,6 +16,8 @@ from advisor.v1 import advisor_pb2 as pb
 
 REQUESTS: tuple[type[Message], ...] = (
     pb.AdviseRequest,
+    pb.EstimateRequest,
+    pb.ReportOutcomeRequest,
     pb.GetAdviceRequest,
     pb.ListAdvicesRequest,
     pb.ListTrialsRequest,

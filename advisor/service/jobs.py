@@ -18,9 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from advisor import earlier, wording
+from advisor.beliefs import Beliefs
 from advisor.campaign import Campaign, Step
 from advisor.decision import decide
 from advisor.events import Accepted, Event, TrialStarted, Waiting
+from advisor.outcomes import outcomes_of
 from advisor.profiler.errors import AdvisorError, HostError
 from advisor.profiler.launch import TrialHost, to_the_end
 from advisor.profiler.records import (
@@ -38,6 +41,7 @@ from advisor.request import AdviceRequest
 from advisor.service import store as stores
 from advisor.service.accelerator import AcceleratorWatch, open_nvml
 from advisor.service.errors import ShuttingDown
+from advisor.service.estimator import Estimator
 from advisor.service.folders import CampaignFolder, Devices, device_of, reproductions_folder
 from advisor.service.store import Store
 
@@ -56,6 +60,7 @@ PHASES = {
     ),
     TrialKind.WARM: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY),
     TrialKind.SHAPES: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY, Phase.NUMERICS),
+    TrialKind.COUNT: (Phase.IMPORT, Phase.BUILD),
 }
 
 
@@ -74,8 +79,15 @@ StartHost = Callable[[], AbstractAsyncContextManager[Host]]
 class Jobs:
     """The campaigns of one server."""
 
-    def __init__(self, store: Store, data: Path, start_host: StartHost = TrialHost.start) -> None:
+    def __init__(
+        self,
+        store: Store,
+        data: Path,
+        start_host: StartHost = TrialHost.start,
+        estimator: Estimator | None = None,
+    ) -> None:
         self._store = store
+        self._estimator = estimator
         self._data = data
         self._start_host = start_host
         self._devices = Devices(data)
@@ -129,10 +141,18 @@ class Jobs:
         began = time.monotonic()
         async with CampaignFolder(self._data, advice_id) as folder:
             names = _Names(advice_id)
-            campaign = Campaign(request, new_id=names.next)
+            campaign = Campaign(request, new_id=names.next, believe=await self._believing())
             async with contextlib.AsyncExitStack() as stack:
                 host: Host | None = None
-                told = 0
+                before = await self._earlier(request)
+                known: Advice | None = None
+                if before:
+                    host = await stack.enter_async_context(self._start_host())
+                    known = await _same_job(before, request, folder, host, names, emit)
+                if known is not None:
+                    for trial in earlier.trials_of(known, request):
+                        campaign.add(trial, 0.0)
+                told = len(campaign.trials)
                 while True:
                     step = campaign.next()
                     for skipped in campaign.trials[told:]:
@@ -152,10 +172,44 @@ class Jobs:
                     campaign.add(trial, time.monotonic() - trial_began)
                     told = len(campaign.trials)
             advice = _decided(request, campaign, time.monotonic() - began, advice_id)
+            if known is not None:
+                again = wording.measured_before(known, len(earlier.trials_of(known, request)))
+                advice = replace(advice, reasons=(*advice.reasons, again))
             if advice.hand_over is not None:
                 folder.keep(advice.hand_over.path)
             await to_the_end(asyncio.to_thread(self._store.add_advice, advice))
+        await self._learn(advice)
         return advice
+
+    async def _earlier(self, request: AdviceRequest) -> tuple[Advice, ...]:
+        """Returns earlier campaigns on a workload of that name, for the job may be the same."""
+        found = await asyncio.to_thread(
+            self._store.latest_advices, request.workload.target, earlier.MOST_EARLIER
+        )
+        return earlier.usable(found, request)
+
+    async def _believing(self) -> Callable[[Trial], Beliefs | None]:
+        """Returns what a campaign asks for its beliefs; nothing is believed without a prior."""
+        if self._estimator is None:
+            return lambda _: None
+        try:
+            prior, learnt = await self._estimator.prior()
+        except AdvisorError as error:
+            log.warning("campaigns go by best cases alone", extra={"why": str(error)})
+            return lambda _: None
+        return lambda eager: Beliefs.of(prior, learnt, eager)
+
+    async def _learn(self, advice: Advice) -> None:
+        """Has the cost model learn what each configuration of a campaign brought."""
+        if self._estimator is None:
+            return
+        for trial_id, report in outcomes_of(advice):
+            try:
+                await self._estimator.report(report, trial_id=trial_id)
+            except AdvisorError as error:
+                # The advice stands without it.
+                log.warning("an outcome is not learnt from", extra={"why": str(error)})
+                return
 
     async def _keep(self, trial: Trial, request: AdviceRequest, advice_id: str, emit: Emit) -> None:
         """Stores a trial and tells of it, in this order."""
@@ -164,6 +218,36 @@ class Jobs:
             asyncio.to_thread(self._store.add_trial, trial, advice_id=advice_id, target=target)
         )
         emit(trial)
+
+
+async def _same_job(
+    before: tuple[Advice, ...],
+    request: AdviceRequest,
+    folder: CampaignFolder,
+    host: Host,
+    names: _Names,
+    emit: Emit,
+) -> Advice | None:
+    """Returns the earlier campaign on the very same job: its shapes and its source tell."""
+    name = names.next()
+    spec = TrialSpec(
+        trial_id=name,
+        kind=TrialKind.COUNT,
+        workload=request.workload,
+        folder=str(folder.trial(name)),
+        config=None,
+    )
+    emit(
+        TrialStarted(
+            trial_id=name,
+            kind=TrialKind.COUNT,
+            config=None,
+            number=names.number,
+            why=wording.LOOKING_BACK,
+        )
+    )
+    trial = await _run_within(host, spec, request.limits.budget_s, emit)
+    return earlier.same_job(before, trial) if trial.status is TrialStatus.OK else None
 
 
 class _Names:
@@ -206,6 +290,7 @@ def _started(step: Step, spec: TrialSpec, number: int) -> TrialStarted:
         number=number,
         why=step.why,
         at_most_s=_at_most_s(step, spec),
+        compile_s=step.compile_s,
     )
 
 

@@ -38,6 +38,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from advisor.profiler.errors import AdvisorError, PlanError, StoreError
 from advisor.service import folders
+from advisor.service.estimator import Estimator
 from advisor.service.interceptor import ErrorsInterceptor
 from advisor.service.jobs import Jobs
 from advisor.service.log import log_to_stderr
@@ -105,9 +106,10 @@ async def run(address: str, *, data: Path, until: asyncio.Event) -> None:
     with Store(data) as store:
         for name in folders.sweep(data, store.has_advice):
             log.warning("deleted what a campaign left that died", extra={"advice_id": name})
-        jobs = Jobs(store, data)
+        estimator = Estimator(store)
+        jobs = Jobs(store, data, estimator=estimator)
         health = aio_health.HealthServicer()
-        server = await make_server(store, jobs, health)
+        server = await make_server(store, jobs, estimator, health)
         with bound(server, address):
             await server.start()
             log.info("serving", extra={"address": address, "data": str(data)})
@@ -121,11 +123,11 @@ async def run(address: str, *, data: Path, until: asyncio.Event) -> None:
 
 
 async def make_server(
-    store: Store, jobs: Jobs, health: aio_health.HealthServicer
+    store: Store, jobs: Jobs, estimator: Estimator, health: aio_health.HealthServicer
 ) -> grpc.aio.Server:
     """Returns a server with the service, health and reflection, bound to nothing yet."""
     server = grpc.aio.server(interceptors=[ErrorsInterceptor()], options=OPTIONS)
-    advisor_pb2_grpc.add_AdvisorServicer_to_server(AdvisorServicer(store, jobs), server)
+    advisor_pb2_grpc.add_AdvisorServicer_to_server(AdvisorServicer(store, jobs, estimator), server)
     await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), server)

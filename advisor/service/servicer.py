@@ -17,17 +17,21 @@ import grpc.aio
 
 from advisor.convert import (
     advice_message,
+    estimate_message,
+    estimate_request_record,
     event_message,
+    outcome_record,
     request_record,
     stored_trial_message,
 )
 from advisor.events import Event
 from advisor.profiler.records import Progress
+from advisor.service.estimator import Estimator
 from advisor.service.jobs import Jobs
 from advisor.service.store import Store
 from advisor.v1 import advisor_pb2 as pb
 from advisor.v1 import advisor_pb2_grpc
-from advisor.validate import check
+from advisor.validate import check, check_device
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +44,10 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
     """Answers calls from the store and the jobs."""
 
-    def __init__(self, store: Store, jobs: Jobs) -> None:
+    def __init__(self, store: Store, jobs: Jobs, estimator: Estimator) -> None:
         self._store = store
         self._jobs = jobs
+        self._estimator = estimator
 
     # Writes to the context instead of yielding: a generator that is cancelled while a message is
     # being sent never runs its `finally`.
@@ -109,6 +114,21 @@ class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
             trials=[stored_trial_message(stored) for stored in page],
             next_page_token=_token(more),
         )
+
+    async def Estimate(self, request: pb.EstimateRequest, context: Context) -> pb.EstimateResponse:
+        """Returns what compiling is believed to bring."""
+        check(request)
+        check_device(request.facts.device)
+        return estimate_message(await self._estimator.estimate(estimate_request_record(request)))
+
+    async def ReportOutcome(
+        self, request: pb.ReportOutcomeRequest, context: Context
+    ) -> pb.ReportOutcomeResponse:
+        """Keeps what compiling brought, and learns from it."""
+        check(request)
+        check_device(request.facts.device)
+        outcomes = await self._estimator.report(outcome_record(request))
+        return pb.ReportOutcomeResponse(outcomes=outcomes)
 
 
 def _before(token: str) -> int | None:

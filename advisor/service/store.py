@@ -22,12 +22,13 @@ from typing import Any, Self, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import event, exc
 
+from advisor.job_facts import OutcomeReport
 from advisor.profiler.errors import NotFoundError, StoreError
 from advisor.profiler.records import Advice, Trial, decode, encode
 from advisor.stored import StoredTrial
 
 APPLICATION_ID = 0x61647669  # "advi"
-SCHEMA = 1
+SCHEMA = 2
 FILE_NAME = "results.sqlite3"
 
 _BUSY_TIMEOUT_S = 10.0
@@ -64,6 +65,17 @@ _trials = sa.Table(
     sqlite_autoincrement=True,
 )
 
+# What compiling really brought: of trials here (`trial_id`), or reported (empty). Since version 2.
+_outcomes = sa.Table(
+    "outcomes",
+    _metadata,
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("created", sa.Text, nullable=False),
+    sa.Column("trial_id", sa.Text, nullable=False),
+    sa.Column("record", sa.Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+
 R = TypeVar("R")
 
 
@@ -77,6 +89,7 @@ class Store:
             if not self.path.exists():
                 _create(self.path)
             _refuse_foreign(self.path)
+            _upgrade(self.path)
         self._engine = _engine(self.path)
         try:
             self._check()
@@ -125,6 +138,22 @@ class Store:
         with _told(), self._writing() as connection:
             connection.execute(sa.insert(_advices), row)
 
+    def add_outcome(self, outcome: OutcomeReport, *, trial_id: str = "") -> int:
+        """Stores what compiling brought, and returns how many outcomes there are now."""
+        row = {"created": now(), "trial_id": trial_id, "record": _json(outcome)}
+        with _told(), self._writing() as connection:
+            connection.execute(sa.insert(_outcomes), row)
+            return int(
+                connection.execute(sa.select(sa.func.count()).select_from(_outcomes)).scalar_one()
+            )
+
+    def outcomes(self, most: int) -> list[OutcomeReport]:
+        """Returns the newest outcomes, at most `most`, the oldest of them first."""
+        query = sa.select(_outcomes.c.record).order_by(_outcomes.c.number.desc()).limit(most)
+        with _told(), self._engine.connect() as connection:
+            records = connection.execute(query).scalars().all()
+        return [decode(record.encode(), OutcomeReport) for record in reversed(records)]
+
     def advice(self, advice_id: str) -> Advice:
         """Returns an advice. Raises `NotFoundError`."""
         query = sa.select(_advices.c.record).where(_advices.c.advice_id == advice_id)
@@ -133,6 +162,14 @@ class Store:
         if record is None:
             raise NotFoundError(f"there is no advice {advice_id}")
         return decode(record.encode(), Advice)
+
+    def latest_advices(self, target: str, most: int) -> list[Advice]:
+        """Returns the newest advices on a workload, at most `most`."""
+        query = sa.select(_advices.c.record).where(_advices.c.target == target)
+        query = query.order_by(_advices.c.number.desc()).limit(most)
+        with _told(), self._engine.connect() as connection:
+            records = connection.execute(query).scalars().all()
+        return [decode(record.encode(), Advice) for record in records]
 
     def has_advice(self, advice_id: str) -> bool:
         """Returns whether there is an advice of that id."""
@@ -190,7 +227,7 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _json(record: Trial | Advice) -> str:
+def _json(record: Trial | Advice | OutcomeReport) -> str:
     data = encode(record)
     decode(data, type(record))  # what could not be read again is not written
     return data.decode()
@@ -246,6 +283,19 @@ def _create(path: Path) -> None:
     unfinished.rename(path)
 
 
+def _upgrade(path: Path) -> None:
+    """Brings a database of an older version to this one; what it holds stays as it is."""
+    if _version(path) >= SCHEMA:
+        return
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)))
+    try:
+        with engine.begin() as connection:
+            _metadata.create_all(connection)
+            connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA}")
+    finally:
+        engine.dispose()
+
+
 def _refuse_foreign(path: Path) -> None:
     """Raises `StoreError` for a file that is not ours, judged by its header alone.
 
@@ -256,7 +306,7 @@ def _refuse_foreign(path: Path) -> None:
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
         raise _damaged()
     (application_id,) = struct.unpack_from(">I", header, 68)
-    (version,) = struct.unpack_from(">I", header, 60)
+    version = _version(path)
     if application_id != APPLICATION_ID:
         raise StoreError(
             f"{path.name} in the data folder belongs to another program",
@@ -268,6 +318,12 @@ def _refuse_foreign(path: Path) -> None:
             f"its version is {version}, this one reads up to {SCHEMA}",
             "upgrade, or point ADVISOR_DATA_DIR to another folder",
         )
+
+
+def _version(path: Path) -> int:
+    with path.open("rb") as file:
+        (version,) = struct.unpack_from(">I", file.read(100), 60)
+    return int(version)
 
 
 def _damaged() -> StoreError:

@@ -206,12 +206,18 @@ class Limits(google.protobuf.message.Message):
     MEMORY_LIMIT_BYTES_FIELD_NUMBER: builtins.int
     CONFIGS_FIELD_NUMBER: builtins.int
     MEASURE_ANYWAY_FIELD_NUMBER: builtins.int
+    EXHAUSTIVE_FIELD_NUMBER: builtins.int
+    FRESH_FIELD_NUMBER: builtins.int
     budget_s: builtins.float
     """Longest time to measure. Absent: as long as it can pay."""
     memory_limit_bytes: builtins.float
     """What one trial may hold in memory. Absent: 90 % of what is free."""
     measure_anyway: builtins.bool
     """Run trials even where the plan is too short for them to pay: to learn why, not whether."""
+    exhaustive: builtins.bool
+    """Measure every configuration that can run, to compare with what would have been skipped."""
+    fresh: builtins.bool
+    """Measure anew, also what an earlier campaign has measured of the very same job."""
     @property
     def configs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Config]:
         """The only configurations to consider. Empty: all that fit the device."""
@@ -223,9 +229,11 @@ class Limits(google.protobuf.message.Message):
         memory_limit_bytes: builtins.float | None = ...,
         configs: collections.abc.Iterable[global___Config] | None = ...,
         measure_anyway: builtins.bool = ...,
+        exhaustive: builtins.bool = ...,
+        fresh: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_budget_s", b"_budget_s", "_memory_limit_bytes", b"_memory_limit_bytes", "budget_s", b"budget_s", "memory_limit_bytes", b"memory_limit_bytes"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_budget_s", b"_budget_s", "_memory_limit_bytes", b"_memory_limit_bytes", "budget_s", b"budget_s", "configs", b"configs", "measure_anyway", b"measure_anyway", "memory_limit_bytes", b"memory_limit_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_budget_s", b"_budget_s", "_memory_limit_bytes", b"_memory_limit_bytes", "budget_s", b"budget_s", "configs", b"configs", "exhaustive", b"exhaustive", "fresh", b"fresh", "measure_anyway", b"measure_anyway", "memory_limit_bytes", b"memory_limit_bytes"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_budget_s", b"_budget_s"]) -> typing.Literal["budget_s"] | None: ...
     @typing.overload
@@ -627,6 +635,7 @@ class TrialStarted(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     WHY_FIELD_NUMBER: builtins.int
     AT_MOST_S_FIELD_NUMBER: builtins.int
+    COMPILE_S_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     """Name of the trial."""
     kind: global___Trial.Kind.ValueType
@@ -641,6 +650,10 @@ class TrialStarted(google.protobuf.message.Message):
     def config(self) -> global___Config:
         """The configuration. Absent for eager alone."""
 
+    @property
+    def compile_s(self) -> global___Interval:
+        """Seconds that compiling is believed to take. Absent: nothing is believed of it."""
+
     def __init__(
         self,
         *,
@@ -650,9 +663,10 @@ class TrialStarted(google.protobuf.message.Message):
         number: builtins.int = ...,
         why: builtins.str = ...,
         at_most_s: builtins.float | None = ...,
+        compile_s: global___Interval | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_at_most_s", b"_at_most_s", "at_most_s", b"at_most_s", "config", b"config"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_at_most_s", b"_at_most_s", "at_most_s", b"at_most_s", "config", b"config", "kind", b"kind", "number", b"number", "trial_id", b"trial_id", "why", b"why"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_at_most_s", b"_at_most_s", "at_most_s", b"at_most_s", "compile_s", b"compile_s", "config", b"config"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_at_most_s", b"_at_most_s", "at_most_s", b"at_most_s", "compile_s", b"compile_s", "config", b"config", "kind", b"kind", "number", b"number", "trial_id", b"trial_id", "why", b"why"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_at_most_s", b"_at_most_s"]) -> typing.Literal["at_most_s"] | None: ...
 
 global___TrialStarted = TrialStarted
@@ -1614,6 +1628,8 @@ class Trial(google.protobuf.message.Message):
         """A start from a filled compile cache."""
         SHAPES: Trial._Kind.ValueType  # 4
         """One configuration on batches of chosen lengths."""
+        COUNT: Trial._Kind.ValueType  # 5
+        """Nothing: the operators of a step are counted from its shapes."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """What a trial measures."""
@@ -1628,6 +1644,8 @@ class Trial(google.protobuf.message.Message):
     """A start from a filled compile cache."""
     SHAPES: Trial.Kind.ValueType  # 4
     """One configuration on batches of chosen lengths."""
+    COUNT: Trial.Kind.ValueType  # 5
+    """Nothing: the operators of a step are counted from its shapes."""
 
     TRIAL_ID_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
@@ -1674,6 +1692,7 @@ class Trial(google.protobuf.message.Message):
     REPRODUCTION_FIELD_NUMBER: builtins.int
     SHAPE_TIMES_FIELD_NUMBER: builtins.int
     MARK_DYNAMIC_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     """Name of the trial."""
     kind: global___Trial.Kind.ValueType
@@ -1798,6 +1817,10 @@ class Trial(google.protobuf.message.Message):
     def shape_times(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ShapeTime]:
         """Step times on batches of chosen lengths."""
 
+    @property
+    def counts(self) -> global___StepCounts:
+        """What an eager step has to do; counted by the eager trial."""
+
     def __init__(
         self,
         *,
@@ -1846,9 +1869,10 @@ class Trial(google.protobuf.message.Message):
         reproduction: builtins.str = ...,
         shape_times: collections.abc.Iterable[global___ShapeTime] | None = ...,
         mark_dynamic: builtins.bool = ...,
+        counts: global___StepCounts | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cold_start_s", b"cold_start_s", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graphs", b"graphs", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "speedup", b"speedup", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "warm_start_s", b"warm_start_s", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cache_bytes", b"cache_bytes", "cache_folder", b"cache_folder", "cold_start_s", b"cold_start_s", "compile_events", b"compile_events", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "coverage", b"coverage", "cudagraph_skips", b"cudagraph_skips", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "form", b"form", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graph_breaks", b"graph_breaks", "graphs", b"graphs", "kind", b"kind", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "mark_dynamic", b"mark_dynamic", "pairs", b"pairs", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "reproduction", b"reproduction", "shape_times", b"shape_times", "skipped_frames", b"skipped_frames", "speedup", b"speedup", "status", b"status", "stderr_tail", b"stderr_tail", "stdout_tail", b"stdout_tail", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "trial_id", b"trial_id", "user_s", b"user_s", "wall_s", b"wall_s", "warm_start_s", b"warm_start_s", "warnings", b"warnings", "what_ifs", b"what_ifs", "workload", b"workload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cold_start_s", b"cold_start_s", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "counts", b"counts", "coverage", b"coverage", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graphs", b"graphs", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "speedup", b"speedup", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "warm_start_s", b"warm_start_s", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cache_bytes", b"cache_bytes", "cache_folder", b"cache_folder", "cold_start_s", b"cold_start_s", "compile_events", b"compile_events", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "counts", b"counts", "coverage", b"coverage", "cudagraph_skips", b"cudagraph_skips", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "form", b"form", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graph_breaks", b"graph_breaks", "graphs", b"graphs", "kind", b"kind", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "mark_dynamic", b"mark_dynamic", "pairs", b"pairs", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "reproduction", b"reproduction", "shape_times", b"shape_times", "skipped_frames", b"skipped_frames", "speedup", b"speedup", "status", b"status", "stderr_tail", b"stderr_tail", "stdout_tail", b"stdout_tail", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "trial_id", b"trial_id", "user_s", b"user_s", "wall_s", b"wall_s", "warm_start_s", b"warm_start_s", "warnings", b"warnings", "what_ifs", b"what_ifs", "workload", b"workload"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cold_start_s", b"_cold_start_s"]) -> typing.Literal["cold_start_s"] | None: ...
     @typing.overload
@@ -2591,3 +2615,389 @@ class Diagnosis(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_graphs", b"_graphs"]) -> typing.Literal["graphs"] | None: ...
 
 global___Diagnosis = Diagnosis
+
+@typing.final
+class JobFacts(google.protobuf.message.Message):
+    """What is known of a training job without measuring it. Absent is what is not known."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: builtins.int
+    FAMILY_FIELD_NUMBER: builtins.int
+    PRECISION_FIELD_NUMBER: builtins.int
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    BATCH_FIELD_NUMBER: builtins.int
+    LENGTH_FIELD_NUMBER: builtins.int
+    IMAGE_FIELD_NUMBER: builtins.int
+    EAGER_STEP_S_FIELD_NUMBER: builtins.int
+    OPERATORS_FIELD_NUMBER: builtins.int
+    GRAPH_BREAKS_FIELD_NUMBER: builtins.int
+    COUNTS_FIELD_NUMBER: builtins.int
+    FINGERPRINT_FIELD_NUMBER: builtins.int
+    device: builtins.str
+    """A name of `advise devices`, or as a driver spells it, such as `NVIDIA A100-SXM4-80GB`; a CPU is
+    `cpu-N` with its number of cores. Required.
+    """
+    family: builtins.str
+    """A family of the corpus, or the name of a model's class."""
+    precision: builtins.str
+    """`fp32`, `tf32`, `fp16`, `bf16`, `amp-fp16` or `amp-bf16`. Absent: `fp32`."""
+    parameters: builtins.float
+    """Number of parameters."""
+    batch: builtins.float
+    """Samples of a batch."""
+    length: builtins.float
+    """Tokens of a sample."""
+    image: builtins.float
+    """Pixels of a side of an image."""
+    eager_step_s: builtins.float
+    """Seconds of an eager optimizer step."""
+    operators: builtins.float
+    """Operator calls that the compiler captures in the forward."""
+    graph_breaks: builtins.float
+    """Graph breaks of a step."""
+    fingerprint: builtins.str
+    """Equal for equal jobs: what this very job showed before is then believed above all."""
+    @property
+    def counts(self) -> global___StepCounts:
+        """What a whole step has to do."""
+
+    def __init__(
+        self,
+        *,
+        device: builtins.str = ...,
+        family: builtins.str = ...,
+        precision: builtins.str | None = ...,
+        parameters: builtins.float | None = ...,
+        batch: builtins.float | None = ...,
+        length: builtins.float | None = ...,
+        image: builtins.float | None = ...,
+        eager_step_s: builtins.float | None = ...,
+        operators: builtins.float | None = ...,
+        graph_breaks: builtins.float | None = ...,
+        counts: global___StepCounts | None = ...,
+        fingerprint: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch", b"_batch", "_eager_step_s", b"_eager_step_s", "_graph_breaks", b"_graph_breaks", "_image", b"_image", "_length", b"_length", "_operators", b"_operators", "_parameters", b"_parameters", "_precision", b"_precision", "batch", b"batch", "counts", b"counts", "eager_step_s", b"eager_step_s", "graph_breaks", b"graph_breaks", "image", b"image", "length", b"length", "operators", b"operators", "parameters", b"parameters", "precision", b"precision"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch", b"_batch", "_eager_step_s", b"_eager_step_s", "_graph_breaks", b"_graph_breaks", "_image", b"_image", "_length", b"_length", "_operators", b"_operators", "_parameters", b"_parameters", "_precision", b"_precision", "batch", b"batch", "counts", b"counts", "device", b"device", "eager_step_s", b"eager_step_s", "family", b"family", "fingerprint", b"fingerprint", "graph_breaks", b"graph_breaks", "image", b"image", "length", b"length", "operators", b"operators", "parameters", b"parameters", "precision", b"precision"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_batch", b"_batch"]) -> typing.Literal["batch"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_eager_step_s", b"_eager_step_s"]) -> typing.Literal["eager_step_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_graph_breaks", b"_graph_breaks"]) -> typing.Literal["graph_breaks"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_image", b"_image"]) -> typing.Literal["image"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_length", b"_length"]) -> typing.Literal["length"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_operators", b"_operators"]) -> typing.Literal["operators"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_parameters", b"_parameters"]) -> typing.Literal["parameters"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_precision", b"_precision"]) -> typing.Literal["precision"] | None: ...
+
+global___JobFacts = JobFacts
+
+@typing.final
+class StepCounts(google.protobuf.message.Message):
+    """What one training step has to do on one batch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PARAMETERS_FIELD_NUMBER: builtins.int
+    TENSORS_FIELD_NUMBER: builtins.int
+    LAYERS_FIELD_NUMBER: builtins.int
+    EAGER_FIELD_NUMBER: builtins.int
+    FUSED_FIELD_NUMBER: builtins.int
+    SAMPLES_FIELD_NUMBER: builtins.int
+    PARAMETER_BYTES_FIELD_NUMBER: builtins.int
+    parameters: builtins.float
+    """Number of parameters."""
+    tensors: builtins.float
+    """Number of parameter tensors."""
+    layers: builtins.float
+    """Modules that have parameters of their own."""
+    samples: builtins.float
+    """Samples of the batch."""
+    parameter_bytes: builtins.float
+    """Bytes of the parameters."""
+    @property
+    def eager(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Work]:
+        """What plain eager calls."""
+
+    @property
+    def fused(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Work]:
+        """What is left when neighbouring pointwise, reduction and indexing operators are one kernel."""
+
+    def __init__(
+        self,
+        *,
+        parameters: builtins.float = ...,
+        tensors: builtins.float = ...,
+        layers: builtins.float = ...,
+        eager: collections.abc.Iterable[global___Work] | None = ...,
+        fused: collections.abc.Iterable[global___Work] | None = ...,
+        samples: builtins.float | None = ...,
+        parameter_bytes: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_parameter_bytes", b"_parameter_bytes", "_samples", b"_samples", "parameter_bytes", b"parameter_bytes", "samples", b"samples"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_parameter_bytes", b"_parameter_bytes", "_samples", b"_samples", "eager", b"eager", "fused", b"fused", "layers", b"layers", "parameter_bytes", b"parameter_bytes", "parameters", b"parameters", "samples", b"samples", "tensors", b"tensors"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_parameter_bytes", b"_parameter_bytes"]) -> typing.Literal["parameter_bytes"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_samples", b"_samples"]) -> typing.Literal["samples"] | None: ...
+
+global___StepCounts = StepCounts
+
+@typing.final
+class Work(google.protobuf.message.Message):
+    """Calls of one kind of operator and of about one size."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    FLOPS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    kind: builtins.str
+    """`matrix_product`, `convolution`, `attention`, `reduction`, `pointwise`, `indexing`,
+    `optimizer` or `fused`.
+    """
+    calls: builtins.float
+    """Number of calls."""
+    flops: builtins.float
+    """Floating-point operations of all calls, a multiply-add being two."""
+    bytes: builtins.float
+    """Bytes that all calls read and write."""
+    def __init__(
+        self,
+        *,
+        kind: builtins.str = ...,
+        calls: builtins.float = ...,
+        flops: builtins.float = ...,
+        bytes: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "calls", b"calls", "flops", b"flops", "kind", b"kind"]) -> None: ...
+
+global___Work = Work
+
+@typing.final
+class EstimateRequest(google.protobuf.message.Message):
+    """What compiling a job would bring."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FACTS_FIELD_NUMBER: builtins.int
+    PLAN_FIELD_NUMBER: builtins.int
+    CONFIGS_FIELD_NUMBER: builtins.int
+    @property
+    def facts(self) -> global___JobFacts:
+        """The job. Required."""
+
+    @property
+    def plan(self) -> global___Plan:
+        """The training that is planned. Absent: nothing is said of whether it pays."""
+
+    @property
+    def configs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Config]:
+        """The configurations to estimate. Empty: those that make sense on the device."""
+
+    def __init__(
+        self,
+        *,
+        facts: global___JobFacts | None = ...,
+        plan: global___Plan | None = ...,
+        configs: collections.abc.Iterable[global___Config] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["facts", b"facts", "plan", b"plan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["configs", b"configs", "facts", b"facts", "plan", b"plan"]) -> None: ...
+
+global___EstimateRequest = EstimateRequest
+
+@typing.final
+class ConfigEstimate(google.protobuf.message.Message):
+    """What one configuration is believed to bring."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CONFIG_FIELD_NUMBER: builtins.int
+    SPEEDUP_FIELD_NUMBER: builtins.int
+    COMPILE_S_FIELD_NUMBER: builtins.int
+    MEMORY_RATIO_FIELD_NUMBER: builtins.int
+    TOTAL_S_FIELD_NUMBER: builtins.int
+    P_SAVES_FIELD_NUMBER: builtins.int
+    BREAK_EVEN_STEP_FIELD_NUMBER: builtins.int
+    p_saves: builtins.float
+    """Probability that the planned training takes less time than eager."""
+    break_even_step: builtins.float
+    """First step at which compiled is ahead in total. Absent: never, or not known."""
+    @property
+    def config(self) -> global___Config:
+        """The configuration."""
+
+    @property
+    def speedup(self) -> global___Interval:
+        """Eager step time over compiled step time."""
+
+    @property
+    def compile_s(self) -> global___Interval:
+        """Seconds of compiling from a cold start."""
+
+    @property
+    def memory_ratio(self) -> global___Interval:
+        """Eager peak memory over compiled peak memory."""
+
+    @property
+    def total_s(self) -> global___Interval:
+        """Seconds of the planned training. Absent: no plan, or no eager step time is known."""
+
+    def __init__(
+        self,
+        *,
+        config: global___Config | None = ...,
+        speedup: global___Interval | None = ...,
+        compile_s: global___Interval | None = ...,
+        memory_ratio: global___Interval | None = ...,
+        total_s: global___Interval | None = ...,
+        p_saves: builtins.float | None = ...,
+        break_even_step: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_break_even_step", b"_break_even_step", "_p_saves", b"_p_saves", "break_even_step", b"break_even_step", "compile_s", b"compile_s", "config", b"config", "memory_ratio", b"memory_ratio", "p_saves", b"p_saves", "speedup", b"speedup", "total_s", b"total_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_break_even_step", b"_break_even_step", "_p_saves", b"_p_saves", "break_even_step", b"break_even_step", "compile_s", b"compile_s", "config", b"config", "memory_ratio", b"memory_ratio", "p_saves", b"p_saves", "speedup", b"speedup", "total_s", b"total_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_break_even_step", b"_break_even_step"]) -> typing.Literal["break_even_step"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_p_saves", b"_p_saves"]) -> typing.Literal["p_saves"] | None: ...
+
+global___ConfigEstimate = ConfigEstimate
+
+@typing.final
+class EstimateResponse(google.protobuf.message.Message):
+    """What compiling is believed to bring."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ESTIMATES_FIELD_NUMBER: builtins.int
+    ENABLE_FIELD_NUMBER: builtins.int
+    CONFIG_FIELD_NUMBER: builtins.int
+    EAGER_STEP_S_FIELD_NUMBER: builtins.int
+    EAGER_ESTIMATED_FIELD_NUMBER: builtins.int
+    EAGER_TOTAL_S_FIELD_NUMBER: builtins.int
+    REASONS_FIELD_NUMBER: builtins.int
+    BEYOND_FIELD_NUMBER: builtins.int
+    OUTCOMES_FIELD_NUMBER: builtins.int
+    enable: builtins.bool
+    """Whether compiling would be advised under the plan."""
+    eager_estimated: builtins.bool
+    """Whether it was estimated from `counts` rather than given."""
+    outcomes: builtins.int
+    """Own measurements that the estimate learnt from."""
+    @property
+    def estimates(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___ConfigEstimate]:
+        """One for each configuration, the best first."""
+
+    @property
+    def config(self) -> global___Config:
+        """The configuration that would be advised. Absent: stay eager, or there was no plan."""
+
+    @property
+    def eager_step_s(self) -> global___Interval:
+        """Seconds of an eager step. Absent: not known."""
+
+    @property
+    def eager_total_s(self) -> global___Interval:
+        """Seconds of the planned training without compiling."""
+
+    @property
+    def reasons(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Why, in sentences with numbers."""
+
+    @property
+    def beyond(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """In what the job lies outside of all that was seen: intervals are wider then."""
+
+    def __init__(
+        self,
+        *,
+        estimates: collections.abc.Iterable[global___ConfigEstimate] | None = ...,
+        enable: builtins.bool = ...,
+        config: global___Config | None = ...,
+        eager_step_s: global___Interval | None = ...,
+        eager_estimated: builtins.bool = ...,
+        eager_total_s: global___Interval | None = ...,
+        reasons: collections.abc.Iterable[builtins.str] | None = ...,
+        beyond: collections.abc.Iterable[builtins.str] | None = ...,
+        outcomes: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["config", b"config", "eager_step_s", b"eager_step_s", "eager_total_s", b"eager_total_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beyond", b"beyond", "config", b"config", "eager_estimated", b"eager_estimated", "eager_step_s", b"eager_step_s", "eager_total_s", b"eager_total_s", "enable", b"enable", "estimates", b"estimates", "outcomes", b"outcomes", "reasons", b"reasons"]) -> None: ...
+
+global___EstimateResponse = EstimateResponse
+
+@typing.final
+class ReportOutcomeRequest(google.protobuf.message.Message):
+    """What compiling really brought to a job."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FACTS_FIELD_NUMBER: builtins.int
+    CONFIG_FIELD_NUMBER: builtins.int
+    SPEEDUP_FIELD_NUMBER: builtins.int
+    COMPILE_S_FIELD_NUMBER: builtins.int
+    MEMORY_RATIO_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    speedup: builtins.float
+    """Eager step time over compiled step time."""
+    compile_s: builtins.float
+    """Seconds of compiling from a cold start."""
+    memory_ratio: builtins.float
+    """Eager peak memory over compiled peak memory."""
+    source: builtins.str
+    """Where it comes from, in the caller's words."""
+    @property
+    def facts(self) -> global___JobFacts:
+        """The job. Required."""
+
+    @property
+    def config(self) -> global___Config:
+        """The configuration that it trained with. Absent: the defaults."""
+
+    def __init__(
+        self,
+        *,
+        facts: global___JobFacts | None = ...,
+        config: global___Config | None = ...,
+        speedup: builtins.float | None = ...,
+        compile_s: builtins.float | None = ...,
+        memory_ratio: builtins.float | None = ...,
+        source: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_compile_s", b"_compile_s", "_memory_ratio", b"_memory_ratio", "_speedup", b"_speedup", "compile_s", b"compile_s", "config", b"config", "facts", b"facts", "memory_ratio", b"memory_ratio", "speedup", b"speedup"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_compile_s", b"_compile_s", "_memory_ratio", b"_memory_ratio", "_speedup", b"_speedup", "compile_s", b"compile_s", "config", b"config", "facts", b"facts", "memory_ratio", b"memory_ratio", "source", b"source", "speedup", b"speedup"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_compile_s", b"_compile_s"]) -> typing.Literal["compile_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_memory_ratio", b"_memory_ratio"]) -> typing.Literal["memory_ratio"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_speedup", b"_speedup"]) -> typing.Literal["speedup"] | None: ...
+
+global___ReportOutcomeRequest = ReportOutcomeRequest
+
+@typing.final
+class ReportOutcomeResponse(google.protobuf.message.Message):
+    """That an outcome was kept."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OUTCOMES_FIELD_NUMBER: builtins.int
+    outcomes: builtins.int
+    """Number of outcomes that estimates learn from now."""
+    def __init__(
+        self,
+        *,
+        outcomes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes"]) -> None: ...
+
+global___ReportOutcomeResponse = ReportOutcomeResponse

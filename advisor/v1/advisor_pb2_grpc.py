@@ -55,6 +55,16 @@ class AdvisorStub(object):
                 request_serializer=advisor_dot_v1_dot_advisor__pb2.ListTrialsRequest.SerializeToString,
                 response_deserializer=advisor_dot_v1_dot_advisor__pb2.ListTrialsResponse.FromString,
                 _registered_method=True)
+        self.Estimate = channel.unary_unary(
+                '/compile_advisor.v1.Advisor/Estimate',
+                request_serializer=advisor_dot_v1_dot_advisor__pb2.EstimateRequest.SerializeToString,
+                response_deserializer=advisor_dot_v1_dot_advisor__pb2.EstimateResponse.FromString,
+                _registered_method=True)
+        self.ReportOutcome = channel.unary_unary(
+                '/compile_advisor.v1.Advisor/ReportOutcome',
+                request_serializer=advisor_dot_v1_dot_advisor__pb2.ReportOutcomeRequest.SerializeToString,
+                response_deserializer=advisor_dot_v1_dot_advisor__pb2.ReportOutcomeResponse.FromString,
+                _registered_method=True)
 
 
 class AdvisorServicer(object):
@@ -95,6 +105,22 @@ class AdvisorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Estimate(self, request, context):
+        """Says what compiling would bring from what is known of a job: milliseconds, no device, no trial.
+
+        INVALID_ARGUMENT: a fact makes no sense, or the device is unknown (BadRequest lists the fields).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportOutcome(self, request, context):
+        """Takes what compiling really brought to a job: estimates of this server learn from it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdvisorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -117,6 +143,16 @@ def add_AdvisorServicer_to_server(servicer, server):
                     servicer.ListTrials,
                     request_deserializer=advisor_dot_v1_dot_advisor__pb2.ListTrialsRequest.FromString,
                     response_serializer=advisor_dot_v1_dot_advisor__pb2.ListTrialsResponse.SerializeToString,
+            ),
+            'Estimate': grpc.unary_unary_rpc_method_handler(
+                    servicer.Estimate,
+                    request_deserializer=advisor_dot_v1_dot_advisor__pb2.EstimateRequest.FromString,
+                    response_serializer=advisor_dot_v1_dot_advisor__pb2.EstimateResponse.SerializeToString,
+            ),
+            'ReportOutcome': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportOutcome,
+                    request_deserializer=advisor_dot_v1_dot_advisor__pb2.ReportOutcomeRequest.FromString,
+                    response_serializer=advisor_dot_v1_dot_advisor__pb2.ReportOutcomeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -228,6 +264,60 @@ class Advisor(object):
             '/compile_advisor.v1.Advisor/ListTrials',
             advisor_dot_v1_dot_advisor__pb2.ListTrialsRequest.SerializeToString,
             advisor_dot_v1_dot_advisor__pb2.ListTrialsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Estimate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/compile_advisor.v1.Advisor/Estimate',
+            advisor_dot_v1_dot_advisor__pb2.EstimateRequest.SerializeToString,
+            advisor_dot_v1_dot_advisor__pb2.EstimateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportOutcome(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/compile_advisor.v1.Advisor/ReportOutcome',
+            advisor_dot_v1_dot_advisor__pb2.ReportOutcomeRequest.SerializeToString,
+            advisor_dot_v1_dot_advisor__pb2.ReportOutcomeResponse.FromString,
             options,
             channel_credentials,
             insecure,

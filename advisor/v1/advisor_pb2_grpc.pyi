@@ -54,6 +54,21 @@ class AdvisorStub:
     ]
     """Returns stored trials, newest first; those of cancelled campaigns are among them."""
 
+    Estimate: grpc.UnaryUnaryMultiCallable[
+        advisor.v1.advisor_pb2.EstimateRequest,
+        advisor.v1.advisor_pb2.EstimateResponse,
+    ]
+    """Says what compiling would bring from what is known of a job: milliseconds, no device, no trial.
+
+    INVALID_ARGUMENT: a fact makes no sense, or the device is unknown (BadRequest lists the fields).
+    """
+
+    ReportOutcome: grpc.UnaryUnaryMultiCallable[
+        advisor.v1.advisor_pb2.ReportOutcomeRequest,
+        advisor.v1.advisor_pb2.ReportOutcomeResponse,
+    ]
+    """Takes what compiling really brought to a job: estimates of this server learn from it."""
+
 class AdvisorAsyncStub:
     """Says whether torch.compile pays for a training job, and with which settings, by measuring."""
 
@@ -87,6 +102,21 @@ class AdvisorAsyncStub:
         advisor.v1.advisor_pb2.ListTrialsResponse,
     ]
     """Returns stored trials, newest first; those of cancelled campaigns are among them."""
+
+    Estimate: grpc.aio.UnaryUnaryMultiCallable[
+        advisor.v1.advisor_pb2.EstimateRequest,
+        advisor.v1.advisor_pb2.EstimateResponse,
+    ]
+    """Says what compiling would bring from what is known of a job: milliseconds, no device, no trial.
+
+    INVALID_ARGUMENT: a fact makes no sense, or the device is unknown (BadRequest lists the fields).
+    """
+
+    ReportOutcome: grpc.aio.UnaryUnaryMultiCallable[
+        advisor.v1.advisor_pb2.ReportOutcomeRequest,
+        advisor.v1.advisor_pb2.ReportOutcomeResponse,
+    ]
+    """Takes what compiling really brought to a job: estimates of this server learn from it."""
 
 class AdvisorServicer(metaclass=abc.ABCMeta):
     """Says whether torch.compile pays for a training job, and with which settings, by measuring."""
@@ -129,5 +159,24 @@ class AdvisorServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[advisor.v1.advisor_pb2.ListTrialsResponse, collections.abc.Awaitable[advisor.v1.advisor_pb2.ListTrialsResponse]]:
         """Returns stored trials, newest first; those of cancelled campaigns are among them."""
+
+    @abc.abstractmethod
+    def Estimate(
+        self,
+        request: advisor.v1.advisor_pb2.EstimateRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[advisor.v1.advisor_pb2.EstimateResponse, collections.abc.Awaitable[advisor.v1.advisor_pb2.EstimateResponse]]:
+        """Says what compiling would bring from what is known of a job: milliseconds, no device, no trial.
+
+        INVALID_ARGUMENT: a fact makes no sense, or the device is unknown (BadRequest lists the fields).
+        """
+
+    @abc.abstractmethod
+    def ReportOutcome(
+        self,
+        request: advisor.v1.advisor_pb2.ReportOutcomeRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[advisor.v1.advisor_pb2.ReportOutcomeResponse, collections.abc.Awaitable[advisor.v1.advisor_pb2.ReportOutcomeResponse]]:
+        """Takes what compiling really brought to a job: estimates of this server learn from it."""
 
 def add_AdvisorServicer_to_server(servicer: AdvisorServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -1,7 +1,7 @@
 """What has been measured of torch.compile, here and by others: one schema, a source for each row.
 
-`published.csv` holds published figures (README.md beside it is the data card). Rows are read once
-and kept; nothing is computed from them here.
+`published.csv` holds published figures, `measured.csv` this project's own (README.md beside them is
+the data card). Rows are read once and kept; nothing is computed from them here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,25 @@ def write(rows: Iterable[CorpusRow], file: IO[str]) -> None:
 @functools.cache
 def published() -> tuple[CorpusRow, ...]:
     """Returns the published rows."""
-    with resources.files(__name__).joinpath("published.csv").open(encoding="utf-8") as file:
+    return _held("published.csv")
+
+
+@functools.cache
+def measured() -> tuple[CorpusRow, ...]:
+    """Returns the rows that this project measured itself (bench/collect.py); empty without any."""
+    return _held("measured.csv")
+
+
+def all_rows() -> tuple[CorpusRow, ...]:
+    """Returns all rows, the published first."""
+    return published() + measured()
+
+
+def _held(name: str) -> tuple[CorpusRow, ...]:
+    path = resources.files(__name__).joinpath(name)
+    if not path.is_file():
+        return ()
+    with path.open(encoding="utf-8") as file:
         return read(file)
 
 
