@@ -7,6 +7,7 @@ see: folds never share a family.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -24,6 +25,7 @@ from advisor.models.prior import (
     by_physics,
     kept_gain,
 )
+from advisor.profiler.step_counts import StepCounts
 
 TREES = 100
 _FOLD_TREES = 40
@@ -56,7 +58,22 @@ def fit(examples: Sequence[Example], *, trees: int = TREES, folds: int = _FOLDS)
         families=frozenset(each.facts.family for each in examples),
         architectures=frozenset(each.facts.device.architecture for each in examples),
         modes=frozenset(str(each.facts.config.mode) for each in examples),
+        typical=_typical(examples),
     )
+
+
+def _typical(examples: Sequence[Example]) -> dict[str, StepCounts]:
+    """Returns the step of each family whose number of calls is the median; "" is that of all."""
+    of_family: dict[str, list[StepCounts]] = defaultdict(list)
+    for each in examples:
+        # On a GPU: what a CPU is given here is small.
+        if each.facts.counts is not None and each.facts.device.architecture != "cpu":
+            of_family[each.facts.family].append(each.facts.counts)
+            of_family[""].append(each.facts.counts)
+    return {
+        name: sorted(found, key=lambda counts: counts.operators)[len(found) // 2]
+        for name, found in of_family.items()
+    }
 
 
 class _Data:

@@ -88,6 +88,7 @@ def test_graph_breaks_take_the_gain_away(small: Prior) -> None:
 def test_it_says_when_it_is_asked_beyond_what_it_has_seen(small: Prior) -> None:
     inside = small.estimate(replace(FACTS, family="f1"))
     assert inside.beyond == ()
+    assert small.estimate(replace(FACTS, family="gnn")).beyond == ("no row is of family 'gnn'",)
     strange = replace(
         FACTS, device=Device.from_name("v100"), family="gnn", parameters=5e12, batch=16.0
     )
@@ -311,6 +312,14 @@ def test_the_corpus_gives_sound_estimates(prior: Prior) -> None:
     autotune = prior.estimate(replace(facts, config=Config(mode=Mode.MAX_AUTOTUNE)))
     assert autotune.speedup.median > said.speedup.median
     assert autotune.compile_s.median > 1.5 * said.compile_s.median
+
+
+def test_a_v100_is_believed_to_gain_less_than_an_a100(prior: Prior) -> None:
+    facts = replace(FACTS, eager_s=None, operators=None)
+    v100 = prior.estimate(replace(facts, device=Device.from_name("v100"))).speedup
+    a100 = prior.estimate(facts).speedup
+    assert v100.median < a100.median
+    assert v100.interval().high / v100.interval().low > a100.interval().high / a100.interval().low
 
 
 def test_nothing_known_but_the_device_is_still_an_answer(prior: Prior) -> None:
