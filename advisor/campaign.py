@@ -97,6 +97,8 @@ class Step:
     budget_left_s: float | None = None
     # What compiling is believed to take, to tell how long it may still take.
     compile_s: Interval | None = None
+    # The plan's total with the best so far, as a share of eager's.
+    rival_share: float = 1.0
     # Rows and padded length of the batches to measure, and whether the length is marked dynamic.
     shapes: tuple[tuple[int, int], ...] = ()
     mark_dynamic: bool = False
@@ -223,6 +225,7 @@ class Campaign:
                 expected_s=expected_s,
                 budget_left_s=self._left_s(),
                 compile_s=outlook.worth.compile_s if outlook.worth else None,
+                rival_share=1.0 if self._all else outlook.rival_share,
             )
         return None
 

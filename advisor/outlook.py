@@ -51,6 +51,12 @@ class Outlook:
         return self.worth.gain_s / max(self.worth.price_s, 1.0) if self.worth else 0.0
 
     @property
+    def rival_share(self) -> float:
+        """The shortest total so far, as a share of eager's."""
+        eager_s = point_total_s(self.plan, self.steps, self.eager_step_s, 0.0, 0.0)
+        return min(1.0, self.now_s / eager_s) if eager_s > 0 else 1.0
+
+    @property
     def best_s(self) -> float:
         """The plan's seconds in the best case."""
         start_s = self.best.compile_s

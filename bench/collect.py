@@ -1,10 +1,13 @@
 """Measures a matrix of jobs on this machine and appends the rows to models/corpus/measured.csv.
 
     python bench/collect.py [--most ROWS] [--device DEVICE]
+    python bench/collect.py --answers FOLDER
 
 Presets (`hf:`), as tiny and as small models on a CPU, as published on a GPU; batch, length,
 precision, scope and mode vary. Each row is one trial in a process of its own, cold. Rows that are
 there already are not measured again, so an interrupted run goes on. Run it alone on the machine.
+With --answers nothing is measured: the rows are those of the exhaustive campaigns on tiny presets
+that bench/regret.py has kept in a folder.
 """
 
 from __future__ import annotations
@@ -23,11 +26,13 @@ from pathlib import Path
 
 import torch
 from campaigns import machine
+from google.protobuf import json_format
 
+from advisor.convert import advice_record
 from advisor.models import architectures, corpus
 from advisor.models.families import family_of
 from advisor.profiler import operator_counting
-from advisor.profiler.host import TrialHost
+from advisor.profiler.launch import TrialHost
 from advisor.profiler.preset_configs import decided_job
 from advisor.profiler.preset_table import PRESETS
 from advisor.profiler.records import (
@@ -43,8 +48,10 @@ from advisor.profiler.records import (
     TrialStatus,
     WorkloadSpec,
 )
+from advisor.profiler.step_counts import StepCounts
 from advisor.profiler.training import Trainer
 from advisor.profiler.workload import build, device_of
+from advisor.v1 import advisor_pb2
 
 FOLDER = Path(__file__).resolve().parent.parent / "models" / "corpus"
 ROWS, COUNTS = FOLDER / "measured.csv", FOLDER / "architectures.jsonl"
@@ -93,7 +100,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--most", type=int, default=10**6, help="rows to add at most")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--answers", type=Path)
     given = parser.parse_args()
+    if given.answers is not None:
+        _take_answers(given.answers)
+        return
     device = device_of(given.device)
     with tempfile.TemporaryDirectory(prefix="advisor-collect-") as folder:
         asyncio.run(_collect(Path(folder), device, given.most))
@@ -126,6 +137,37 @@ async def _collect(folder: Path, device: torch.device, most: int) -> None:
                       f"{row.scope} {row.mode} {gain} compile {row.compile_s} {took_s:.0f} s",
                       flush=True)  # fmt: skip
         _count(job, plain)
+
+
+def _take_answers(folder: Path) -> None:
+    there = list(_read())
+    done = {_key(row) for row in there}
+    added = 0
+    for path in sorted(folder.glob("*.json")):
+        message = json_format.ParseDict(json.loads(path.read_text()), advisor_pb2.Advice())
+        advice = advice_record(message)
+        job = Job(
+            name=f"{path.stem} tiny",
+            preset=path.stem,
+            spec=WorkloadSpec(target=f"hf:{path.stem}", cwd="/", device="cpu", scale="tiny"),
+            configs=(),
+        )
+        eager = next(trial for trial in advice.trials if trial.kind is TrialKind.EAGER)
+        for trial in advice.trials:
+            if trial.kind is not TrialKind.COMPILE or trial.config is None:
+                continue
+            if trial.status is TrialStatus.SKIPPED or trial.config.options:
+                continue
+            row = _row(job, torch.device("cpu"), trial.config)
+            row = replace(row, date=advice.created[:10])
+            if _key(row) in done:
+                continue
+            there.append(_measured(row, trial))
+            added += 1
+            _keep_counts(architectures.key_of(row), eager.counts)
+    with ROWS.open("w", encoding="utf-8") as file:
+        corpus.write(there, file)
+    print(f"{added} rows added, {len(there)} in all")
 
 
 def _jobs(folder: Path, device: torch.device) -> Iterator[Job]:
@@ -260,6 +302,12 @@ def _count(job: Job, row: corpus.CorpusRow) -> None:
             counts = operator_counting.count(trainer.model, lambda: trainer.step(batch), row.batch)
     except Exception as error:  # noqa: BLE001 - a row without counts is still a row
         print(f"{row.model}: not counted: {error}", file=sys.stderr)
+        return
+    _keep_counts(key, counts)
+
+
+def _keep_counts(key: architectures.Key, counts: StepCounts | None) -> None:
+    if counts is None or key in architectures.known():
         return
     with COUNTS.open("a", encoding="utf-8") as file:
         architectures.write([architectures.Architecture(key=key, counts=counts)], file)

@@ -14,23 +14,25 @@ from advisor.models.corpus import CorpusRow
 from advisor.profiler.step_counts import StepCounts
 
 _FIGURES = 4
+# Model, batch, length, image side, and whether under autocast.
+Key = tuple[str, float | None, float | None, float | None, bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
     """One model at one batch, one length and one kind of precision, without its optimizer."""
 
-    key: tuple[str, float | None, float | None, float | None, bool]
+    key: Key
     counts: StepCounts
 
 
-def key_of(row: CorpusRow) -> tuple[str, float | None, float | None, float | None, bool]:
+def key_of(row: CorpusRow) -> Key:
     """Returns what decides the counts of a row's step: model, batch, length, image, autocast."""
     return (row.model, row.batch, row.length, row.image, row.precision.startswith("amp"))
 
 
 @functools.cache
-def known() -> dict[tuple[str, float | None, float | None, float | None, bool], StepCounts]:
+def known() -> dict[Key, StepCounts]:
     """Returns the counts by key (README.md beside the file is its data card)."""
     text = resources.files("advisor.models.corpus").joinpath("architectures.jsonl").read_bytes()
     rows = [msgspec.json.decode(line, type=Architecture) for line in text.splitlines()]

@@ -441,7 +441,8 @@ class Measurement:
         if plan_steps is None:
             return False
         eager_s = statistics.interval([pair.eager_s for pair in pairs]).median
-        return plan_steps * eager_s * max(0.0, 1 - 1 / ratio.high) < cold_s
+        eager_total_s = plan_steps * eager_s
+        return cold_s + eager_total_s / ratio.high > self._spec.rival_share * eager_total_s
 
     def _cover(self, trial: Trial, trainer: Trainer, flip: Flip, eager_s: float) -> Trial:
         """Returns the trial with what of it runs in graphs: the same in every warm start of it."""

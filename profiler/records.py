@@ -300,6 +300,9 @@ class TrialSpec:
     memory_limit_bytes: int | None = None
     # Steps of the plan: lets the trial stop measuring once a win is out of reach.
     plan_steps: float | None = None
+    # The plan's total with the best configuration so far, as a share of eager's: a trial that
+    # cannot get below it any more has lost the race.
+    rival_share: float = 1.0
     # Seconds that the campaign leaves for this trial; what can be left out is, towards their end.
     budget_s: float | None = None
     # Compile time beyond which this configuration can only lose: the trial is then cut off.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -11,9 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from advisor.beliefs import Beliefs
 from advisor.campaign import Campaign, Step
 from advisor.models.best_case import Seen, best_case
+from advisor.models.features import Facts
+from advisor.models.learning import NO_SHIFTS
 from advisor.models.plan import Plan
+from advisor.models.prior import LEVELS_OF_BELIEF, Belief, Estimate, normal_quantiles
 from advisor.profiler.diagnosis import what_if_configs
 from advisor.profiler.records import (
     Blocks,
@@ -162,11 +167,14 @@ def request(plan: Plan | None = None, **limits: object) -> AdviceRequest:
 
 
 def run(
-    asked: AdviceRequest, job: Job, cost: Callable[[Step], float] = lambda step: 30.0
+    asked: AdviceRequest,
+    job: Job,
+    cost: Callable[[Step], float] = lambda step: 30.0,
+    believe: Callable[[Trial], Beliefs | None] = lambda _: None,
 ) -> tuple[Campaign, list[Step]]:
     """Returns the finished campaign and its steps."""
     names = iter(range(1000))
-    campaign = Campaign(asked, new_id=lambda: f"skipped-{next(names)}")
+    campaign = Campaign(asked, new_id=lambda: f"skipped-{next(names)}", believe=believe)
     steps: list[Step] = []
     while (step := campaign.next()) is not None:
         assert step == campaign.next(), "asking twice changes nothing"
@@ -534,3 +542,90 @@ def test_to_learn_why_trials_run_that_cannot_pay() -> None:
         (TrialKind.EAGER, None),
         (TrialKind.COMPILE, None),
     ]
+
+
+# --- what is believed of the job
+
+
+@dataclass(frozen=True)
+class Believed:
+    """A cost model that believes what a test says: speedup, compile seconds, log spread."""
+
+    of: Mapping[Config, tuple[float, float]]
+    spread: float = 0.15
+    default: tuple[float, float] = (1.3, 30.0)
+
+    def estimate(self, facts: Facts) -> Estimate:
+        speedup, compile_s = self.of.get(facts.config, self.default)
+        quantiles = normal_quantiles(LEVELS_OF_BELIEF)
+        return Estimate(
+            speedup=Belief(math.log(speedup) + self.spread * quantiles),
+            compile_s=Belief(math.log(compile_s) + 0.3 * quantiles),
+            memory_ratio=Belief(0.1 * quantiles),
+        )
+
+    def __call__(self, eager: Trial) -> Beliefs | None:
+        return Beliefs.of(self, NO_SHIFTS, eager)  # type: ignore[arg-type]
+
+
+def test_what_is_expected_to_bring_most_for_its_price_comes_first() -> None:
+    likely = Believed({WHOLE: (1.6, 40.0), REGIONAL: (1.1, 25.0)})
+    _, steps = run(request(), Job({WHOLE: Truth(ratio=1.6)}), believe=likely)
+    assert compiled(steps)[0] == WHOLE
+    other = Believed({WHOLE: (1.3, 400.0), REGIONAL: (1.3, 20.0)})
+    _, steps = run(request(), Job({}), believe=other)
+    assert compiled(steps)[0] == REGIONAL
+
+
+def test_what_is_not_expected_to_bring_its_price_is_skipped_with_what_it_would_bring() -> None:
+    sure = Believed({REGIONAL: (1.6, 25.0)}, spread=0.03, default=(1.5, 30.0))
+    campaign, steps = run(
+        request(Plan(steps=12_000)), Job({REGIONAL: Truth(ratio=1.6)}), believe=sure
+    )
+    assert compiled(steps) == [REGIONAL]
+    reason = skipped(campaign)[WHOLE]
+    assert reason.kind == "not_worth_it"
+    assert re.search(r"1\.5\dx \(.*\) is expected of it", reason.message)
+
+
+def test_a_disappointment_lowers_what_is_expected_of_the_others() -> None:
+    hopeful = Believed({REGIONAL: (1.5, 15.0)}, spread=0.2, default=(1.5, 30.0))
+    plan = Plan(steps=8_000)
+    failed = Truth(status=TrialStatus.OUT_OF_MEMORY)
+    _, without = run(request(plan), Job({REGIONAL: failed}), believe=hopeful)
+    assert compiled(without)[:2] == [REGIONAL, WHOLE]
+    campaign, after = run(request(plan), Job({REGIONAL: Truth(ratio=0.8)}), believe=hopeful)
+    assert compiled(after) == [REGIONAL]
+    assert skipped(campaign)[WHOLE].kind == "not_worth_it"
+
+
+def test_exhaustive_tries_all_that_can_run_whatever_is_believed() -> None:
+    hopeless = Believed({}, spread=0.02, default=(0.7, 300.0))
+    _, few = run(request(), Job({}), believe=hopeless)
+    campaign, all_of_them = run(request(exhaustive=True), Job({}), believe=hopeless)
+    assert compiled(few) == []
+    assert len(compiled(all_of_them)) == campaign.total_configurations() - len(skipped(campaign))
+    assert {failure.kind for failure in skipped(campaign).values()} <= {"not_on_device"}
+
+
+def test_a_short_plan_still_ends_before_the_first_compile() -> None:
+    campaign, steps = run(request(Plan(steps=50)), Job({}), believe=Believed({}))
+    assert compiled(steps) == []
+    assert all(failure.kind == "cannot_pay" for failure in skipped(campaign).values())
+
+
+def test_a_device_that_nothing_is_known_of_goes_by_best_cases() -> None:
+    _, with_it = run(request(), Job({}, device="cuda:0"), believe=Believed({}))
+    _, without = run(request(), Job({}, device="cuda:0"))
+    assert compiled(with_it) == compiled(without)
+
+
+def test_each_trial_knows_the_rival_and_what_compiling_usually_takes() -> None:
+    likely = Believed({WHOLE: (1.6, 40.0), REGIONAL: (1.58, 25.0)})
+    job = Job({WHOLE: Truth(ratio=1.25), REGIONAL: Truth(ratio=1.25)})
+    _, steps = run(request(Plan(steps=100_000)), job, believe=likely)
+    first, second = [step for step in steps if step.kind is TrialKind.COMPILE][:2]
+    assert first.rival_share == pytest.approx(1.0)
+    assert second.rival_share == pytest.approx(1 / 1.25, rel=0.03)
+    assert first.compile_s is not None
+    assert first.compile_s.low < first.compile_s.median < first.compile_s.high

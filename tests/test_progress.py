@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import time
+from dataclasses import replace
 
 from advisor.events import Accepted, TrialStarted, Waiting
 from advisor.profiler.records import (
@@ -117,6 +118,25 @@ def test_heartbeat_counts_down_what_it_takes_at_most() -> None:
         assert view._state().endswith("compiling (inductor), 30 s, at most 1 min 10 s more")
         clock.now += 300
         assert view._state().endswith("at most 0 s more")
+
+
+def test_a_compile_says_how_long_it_probably_still_takes() -> None:
+    file, clock = io.StringIO(), Clock()
+    believed = replace(STARTED, compile_s=Interval(median=40.0, low=20.0, high=80.0))
+    with ProgressView(file, live=False, clock=clock) as view:
+        view.show(believed)
+        view.show(_compiling("dynamo"))
+        clock.now += 20
+        view.show(_compiling("inductor"))
+        clock.now += 500
+        view.show(_compiling("C++"))
+        view.show(Progress(trial_id="t1", phase=Phase.STEADY))
+    lines = file.getvalue().splitlines()
+    assert "0 s, probably 40 s more, at most" in lines[1]
+    assert re.search(r"20 s, probably 2\d s more, at most", lines[2])
+    # Longer than it was believed to take at all: then nothing is promised.
+    assert "probably" not in lines[3]
+    assert "probably" not in lines[4]
 
 
 def test_nothing_is_written_after_the_end() -> None:

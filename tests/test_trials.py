@@ -6,6 +6,7 @@ All trials share one folder, and so one compile cache: coldness is not the point
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,15 @@ def run(function: str, folder: Path, config: Config | None = None, **options: ob
         config or Config(),
         device="cpu",
         folder=folder,
-        measuring=QUICK,
-        **options,  # type: ignore[arg-type]
+        **{"measuring": QUICK, **options},  # type: ignore[arg-type]
     )
 
 
 def test_a_trial_measures_everything_of_a_compiled_step(folder: Path) -> None:
     told: list[Progress] = []
-    trial = run("gate", folder, on_progress=told.append)
+    # Long enough for some quads where other tests run meanwhile.
+    measuring = replace(QUICK, max_steady_s=10.0)
+    trial = run("gate", folder, on_progress=told.append, measuring=measuring)
     assert trial.status is TrialStatus.OK, trial.failure
     assert trial.form == "call"
     assert (trial.graphs, trial.recompiles, trial.graph_breaks) == (1, (), ())

@@ -274,6 +274,7 @@ def _spec(step: Step, request: AdviceRequest, folder: CampaignFolder, trial_id: 
         measuring=request.measuring,
         memory_limit_bytes=request.limits.memory_limit_bytes,
         plan_steps=step.plan_steps,
+        rival_share=step.rival_share,
         budget_s=step.budget_left_s,
         cut_off_s=step.cut_off_s,
         lengths=request.lengths,
