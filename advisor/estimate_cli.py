@@ -108,6 +108,7 @@ def answered(
 
         with Client(server) as client:
             return client.estimate(request)
+    _tell_of_fitting()
     return asyncio.run(_here(request))
 
 
@@ -118,7 +119,15 @@ def reported(report: OutcomeReport, server: str | None) -> int:
 
         with Client(server) as client:
             return client.report_outcome(report)
+    _tell_of_fitting()
     return asyncio.run(_report_here(report))
+
+
+def _tell_of_fitting() -> None:
+    from advisor import prior_store
+
+    if not prior_store.is_kept():
+        sys.stderr.write("Fitting the cost model on the corpus, once: about 10 s.\n")
 
 
 async def _here(request: EstimateRequest) -> EstimateResponse:

@@ -8,12 +8,13 @@ from collections import defaultdict
 from rich.console import RenderableType
 from rich.text import Text
 
+from advisor.estimate_wording import probability
 from advisor.job_facts import ConfigEstimate, EstimateResponse
 from advisor.models.devices import DEVICES, Device
 from advisor.models.families import FAMILIES, family_of
 from advisor.models.plan import Plan
 from advisor.profiler.errors import PlanError
-from advisor.profiler.units import config_name, count, duration, ratio
+from advisor.profiler.units import brief_duration, config_name, count, number_of, percent, ratio
 from advisor.report import grid, print_plain
 
 
@@ -29,7 +30,8 @@ def print_estimate(response: EstimateResponse, plan: Plan | None) -> None:
         parts.append(Text())
         parts.append(Text("Beyond what was seen, so the intervals are wider:"))
         parts += [Text(f"- {what}.") for what in response.beyond]
-    learnt = f" and {count(response.outcomes)} own outcomes" if response.outcomes else ""
+    own = response.outcomes
+    learnt = f" and {number_of(own, 'own outcome')}" if own else ""
     parts.append(Text())
     parts.append(Text(f"Estimated from the corpus{learnt}, not measured: `advise run` measures."))
     print_plain(*parts)
@@ -94,20 +96,21 @@ def _verdict(response: EstimateResponse, plan: Plan) -> str:
         best = response.estimates[0]
         return (
             f"WOULD ENABLE torch.compile, {config_name(response.config)}: saves time with"
-            f" {best.p_saves or 0:.0%} probability."
+            f" a probability of {probability(best.p_saves or 0)}."
         )
     best = max(response.estimates, key=lambda each: each.p_saves or 0.0)
     return (
         f"WOULD STAY EAGER: the most likely gain, {config_name(best.config)}, saves time with"
-        f" {best.p_saves or 0:.0%} probability, {plan.confidence:.0%} are asked for."
+        f" a probability of {probability(best.p_saves or 0)}, {percent(plan.confidence)} are asked"
+        " for."
     )
 
 
 def _table(response: EstimateResponse) -> RenderableType:
     table = grid()
-    table.add_column("Configuration")
-    for name in ("Speedup (90 %)", "Compile", "Pays after step", "Total", "P(saves)"):
-        table.add_column(name, justify="right")
+    table.add_column("Configuration", overflow="fold", min_width=16)
+    for name in ("Speedup (90 %)", "Compile", "Pays after", "Total", "P(saves)"):
+        table.add_column(name, justify="right", no_wrap=True)
     for each in response.estimates:
         table.add_row(*_cells(each))
     return table
@@ -117,8 +120,8 @@ def _cells(each: ConfigEstimate) -> tuple[str, ...]:
     return (
         config_name(each.config),
         ratio(each.speedup),
-        f"{duration(each.compile_s.median)} (to {duration(each.compile_s.high)})",
+        brief_duration(each.compile_s.median),
         "" if each.break_even_step is None else count(math.ceil(each.break_even_step)),
-        "" if each.total_s is None else duration(each.total_s.median),
-        "" if each.p_saves is None else f"{each.p_saves:.0%}",
+        "" if each.total_s is None else brief_duration(each.total_s.median),
+        "" if each.p_saves is None else probability(each.p_saves),
     )

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from advisor.job_facts import ConfigEstimate, EstimateRequest
+from advisor.models.plan import Plan
 from advisor.profiler.records import Interval
-from advisor.profiler.units import config_name, duration
+from advisor.profiler.units import config_name, duration, percent
+
+# What a few draws cannot tell from certainty.
+_SURE = 0.99
 
 
 def reasons(
@@ -29,18 +33,33 @@ def reasons(
             "the time of an eager step is not known, so totals are not: give --eager-step, or a"
             " workload whose step can be counted"
         )
-    elif best is not None:
-        said.append(
-            f"it saves time with a probability of {best.p_saves:.0%}: the plan takes about"
-            f" {duration(best.total_s.median if best.total_s else 0)} instead of"
-            f" {duration(eager_total.median)}"
-        )
     else:
-        said.append(
-            f"it saves time with a probability of {first.p_saves or 0:.0%} only, below the"
-            f" {plan.confidence:.0%} asked for: measure it (`advise run`) before relying on it"
-        )
+        said.append(_whether_it_pays(plan, first, best, eager_total))
     return tuple(said)
+
+
+def _whether_it_pays(
+    plan: Plan, first: ConfigEstimate, best: ConfigEstimate | None, eager_total: Interval
+) -> str:
+    chosen = best or first
+    likely = f"it saves time with a probability of {probability(chosen.p_saves or 0.0)}"
+    total_s = chosen.total_s.median if chosen.total_s else 0.0
+    totals = (
+        f"the plan takes about {duration(total_s)} with it, {duration(eager_total.median)} eager"
+    )
+    if best is not None or (first.p_saves or 0.0) < 1 - plan.confidence:
+        return f"{likely}: {totals}"
+    return (
+        f"{likely}, less than the {percent(plan.confidence)} asked for: {totals}; measuring"
+        " (`advise run`) tells"
+    )
+
+
+def probability(share: float) -> str:
+    """Returns a probability as far as draws can tell it: `94 %`, `more than 99 %`."""
+    if share > _SURE:
+        return f"more than {percent(_SURE)}"
+    return f"less than {percent(1 - _SURE)}" if share < 1 - _SURE else percent(share)
 
 
 def _between(interval: Interval) -> str:

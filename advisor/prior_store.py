@@ -33,6 +33,11 @@ def cache_folder() -> Path:
     return Path(named) if named else platformdirs.user_cache_path("compile-advisor")
 
 
+def is_kept(folder: Path | None = None) -> bool:
+    """Returns whether the prior was fitted before, so that loading it takes no seconds."""
+    return (folder or cache_folder()).joinpath(f"prior-{_digest()}.npz").is_file()
+
+
 def load(folder: Path | None = None) -> Prior:
     """Returns the prior, from `folder` or, the first time, fitted in some seconds and kept there.
 
