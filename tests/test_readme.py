@@ -61,7 +61,7 @@ def test_commands_exist(readme: str) -> None:
 def test_options_exist(readme: str) -> None:
     named = set(re.findall(r"--[a-z][a-z-]+", readme))
     assert {"--steps", "--restarts", "--json"} <= named
-    helps = "".join(_help(command) for command in ("run", "explain", "check"))
+    helps = "".join(_help(command) for command in ("run", "explain", "check", "estimate", "report"))
     known = set(re.findall(r"--[a-z-]+", helps))
     assert named <= known
 
