@@ -93,7 +93,8 @@ class Step:
     plan_steps: float | None
     why: str
     expected_s: float
-    from_trial_id: str | None = None
+    # Where a warm start finds the cache: the folder of the trial that it repeats.
+    from_folder: str | None = None
     budget_left_s: float | None = None
     # What compiling is believed to take, to tell how long it may still take.
     compile_s: Interval | None = None
@@ -483,7 +484,7 @@ class Campaign:
             plan_steps=plan.steps_planned(common.step_s),
             why=why,
             expected_s=expected,
-            from_trial_id=trial.trial_id,
+            from_folder=trial.cache_folder,
             budget_left_s=left,
         )
 

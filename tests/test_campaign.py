@@ -343,7 +343,7 @@ def test_warm_start_of_the_winner_is_measured_from_its_folder() -> None:
     campaign, steps = run(request(Plan(steps=20_000, restarts=3)), Job(truths))
     last = steps[-1]
     assert (last.kind, last.config) == (TrialKind.WARM, REGIONAL)
-    origin = next(t for t in campaign.trials if t.trial_id == last.from_trial_id)
+    origin = next(t for t in campaign.trials if t.cache_folder == last.from_folder)
     assert (origin.kind, origin.config) == (TrialKind.COMPILE, REGIONAL)
     # Two processes beside the trial itself: one alone does not show how far processes differ.
     assert sum(s.kind is TrialKind.WARM for s in steps) == 2

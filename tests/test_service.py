@@ -238,6 +238,50 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def test_the_very_same_job_is_not_measured_twice(data: Path, socket: Path) -> None:
+    async def test(it: Served) -> None:
+        first = (await it.events(request_message(request())))[-1]
+        assert isinstance(first, records.Advice)
+        ran = len(it.host.specs)
+        told = await it.events(request_message(request(steps=30_000)))
+        again = told[-1]
+        assert isinstance(again, records.Advice)
+        kinds = [spec.kind for spec in it.host.specs[ran:]]
+        assert kinds == [records.TrialKind.COUNT]
+        assert again.enable
+        assert again.advice_id != first.advice_id
+        assert {trial.trial_id for trial in again.trials} <= {t.trial_id for t in first.trials}
+        assert any(first.advice_id in reason for reason in again.reasons)
+        # What was taken over is stored once, under the campaign that measured it.
+        page = await it.stub.ListTrials(pb.ListTrialsRequest(advice_id=again.advice_id))
+        assert len(page.trials) == 0
+        fresh = await it.events(request_message(request(fresh=True)))
+        assert isinstance(fresh[-1], records.Advice)
+        assert records.TrialKind.EAGER in [spec.kind for spec in it.host.specs[ran + 1 :]]
+
+    served(test, data, socket)
+
+
+def test_a_job_that_changed_is_measured_anew(data: Path, socket: Path) -> None:
+    async def test(it: Served) -> None:
+        await it.events(request_message(request()))
+        ran = len(it.host.specs)
+
+        async def changed(spec: records.TrialSpec) -> records.Trial:
+            trial = recorded(spec)
+            assert trial.workload is not None
+            return replace(trial, workload=replace(trial.workload, fingerprint="another"))
+
+        it.host.play = changed
+        advice = (await it.events(request_message(request())))[-1]
+        assert isinstance(advice, records.Advice)
+        kinds = [spec.kind for spec in it.host.specs[ran:]]
+        assert kinds[:2] == [records.TrialKind.COUNT, records.TrialKind.EAGER]
+        assert not any("--fresh" in reason for reason in advice.reasons)
+
+    served(test, data, socket)
+
+
 def test_campaign_ends_in_an_advice_that_is_stored(data: Path, socket: Path) -> None:
     async def test(it: Served) -> None:
         told = await it.events(request_message(request()))

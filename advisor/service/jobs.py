@@ -264,12 +264,15 @@ class _Names:
 
 
 def _spec(step: Step, request: AdviceRequest, folder: CampaignFolder, trial_id: str) -> TrialSpec:
-    """Returns the spec of a step; a warm start runs in the folder of the trial that it repeats."""
+    """Returns the spec of a step; a warm start runs in the folder of the trial that it repeats.
+
+    That may be a folder of an earlier campaign, whose trials stand for this one's.
+    """
     return TrialSpec(
         trial_id=trial_id,
         kind=step.kind,
         workload=request.workload,
-        folder=str(folder.trial(step.from_trial_id or trial_id)),
+        folder=step.from_folder or str(folder.trial(trial_id)),
         config=step.config,
         measuring=request.measuring,
         memory_limit_bytes=request.limits.memory_limit_bytes,
