@@ -15,7 +15,13 @@ from advisor.models.best_case import USUAL_WARM_SHARE
 from advisor.models.features import Facts, rooflines
 from advisor.models.learning import NO_SHIFTS, Outcome, Shifts
 from advisor.models.plan import Plan
-from advisor.models.prior import Belief, Estimate, Prior
+from advisor.models.prior import (
+    LEVELS_OF_BELIEF,
+    Belief,
+    Estimate,
+    Prior,
+    normal_quantiles,
+)
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Config, Interval, Mode, Scope
 
@@ -92,8 +98,6 @@ def _eager_step(facts: Facts) -> Belief | None:
         return Belief(np.full(9, math.log(facts.eager_s)))
     if facts.counts is None:
         return None
-    from advisor.models.prior import LEVELS_OF_BELIEF, normal_quantiles
-
     eager, _ = rooflines(facts, facts.counts)
     seconds = eager.seconds(facts.device.architecture == "cpu")
     middle = math.log(seconds) + _EAGER_LOG_FACTOR
@@ -101,8 +105,6 @@ def _eager_step(facts: Facts) -> Belief | None:
 
 
 def _drawn(belief: Belief, order: int) -> NDArray[np.float64]:
-    from advisor.models.prior import LEVELS_OF_BELIEF
-
     logs = np.interp(_SHARES, LEVELS_OF_BELIEF, belief.logs)
     return np.exp(logs[_ORDERS[order]])
 
@@ -164,8 +166,9 @@ def _response(
 
 
 def _interval(values: NDArray[np.float64]) -> Interval:
-    low, median, high = np.quantile(values, (0.05, 0.5, 0.95))
-    return Interval(median=float(median), low=float(low), high=float(high))
+    ordered = np.sort(values)
+    low, median, high = (float(ordered[round(share * _DRAWS)]) for share in (0.05, 0.5, 0.95))
+    return Interval(median=median, low=low, high=high)
 
 
 def checked(request: EstimateRequest) -> EstimateRequest:

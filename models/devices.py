@@ -8,6 +8,7 @@ Roofline: An Insightful Visual Performance Model, CACM 2009); no training reache
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from dataclasses import dataclass
 
@@ -54,19 +55,24 @@ class Device:
 
         Raises `PlanError` when it is in no table, with those that are close.
         """
-        key = _key(name)
-        cores = re.fullmatch(r"cpu(\d{1,4})", key)
-        if cores and int(cores[1]) > 0:
-            return _cpu(int(cores[1]))
-        for known, spellings in _SPELLINGS.items():
-            if key == _key(known) or key in spellings:
-                return DEVICES[known]
-        close = difflib.get_close_matches(key, [_key(known) for known in DEVICES], n=2, cutoff=0.5)
-        listed = [known for known in DEVICES if _key(known) in close]
-        mend = f"did you mean {' or '.join(listed)}? " if listed else ""
-        raise PlanError(
-            f"device {name!r} is unknown", mend=f"{mend}known are {', '.join(DEVICES)}, cpu-CORES"
-        )
+        return _named(name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _named(name: str) -> Device:
+    key = _key(name)
+    cores = re.fullmatch(r"cpu(\d{1,4})", key)
+    if cores and int(cores[1]) > 0:
+        return _cpu(int(cores[1]))
+    for known, spellings in _SPELLINGS.items():
+        if key == _key(known) or key in spellings:
+            return DEVICES[known]
+    close = difflib.get_close_matches(key, [_key(known) for known in DEVICES], n=2, cutoff=0.5)
+    listed = [known for known in DEVICES if _key(known) in close]
+    mend = f"did you mean {' or '.join(listed)}? " if listed else ""
+    raise PlanError(
+        f"device {name!r} is unknown", mend=f"{mend}known are {', '.join(DEVICES)}, cpu-CORES"
+    )
 
 
 def _gpu(

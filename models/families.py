@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 # The first that matches a model's type or class name, in lower case without punctuation.
@@ -34,6 +35,7 @@ _FAMILIES = (
 FAMILIES = tuple(dict.fromkeys(name for _, name in _FAMILIES))
 
 
+@functools.lru_cache(maxsize=1024)
 def family_of(name: str) -> str:
     """Returns the corpus's family of a model's type or class name; empty when none is known."""
     key = re.sub(r"[^a-z0-9_]", "", name.lower())

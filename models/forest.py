@@ -14,52 +14,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-_NAMES = ("roots", "feature", "threshold", "left", "right", "missing_left", "value")
+_NAMES = ("roots", "feature", "threshold", "child", "value")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forest:
     """Trees end to end in flat arrays of nodes; `roots` are the places where each begins.
 
-    A leaf has itself as both children, so that walking a fixed number of levels ends in leaves.
+    `child` holds the left and the right child of each node, one after the other; a leaf has itself
+    as both, so that walking a fixed number of levels ends in leaves. `feature` counts to twice
+    `features`: the second half are nodes at which a feature that is not known goes right.
     """
 
     roots: NDArray[np.intp]
     feature: NDArray[np.intp]
     threshold: Floats
-    left: NDArray[np.intp]
-    right: NDArray[np.intp]
-    missing_left: NDArray[np.bool_]
+    child: NDArray[np.intp]
     value: Floats
     depth: int
+    features: int
 
     def each(self, features: Floats) -> Floats:
-        """Returns what each tree says: from (features,) the (trees,), from (rows, features) the
+        """Returns what each tree says: (trees,) of (features,), (rows, trees) of (rows, features).
 
-        (rows, trees). NaN stands for a feature that is not known.
+        NaN stands for a feature that is not known.
         """
-        rows = np.atleast_2d(features)
-        node = np.broadcast_to(self.roots, (len(rows), len(self.roots)))
-        place = np.arange(len(rows))[:, None]
+        unknown = np.isnan(features)
+        given = np.concatenate(
+            [np.where(unknown, -np.inf, features), np.where(unknown, np.inf, features)], axis=-1
+        )
+        if features.ndim == 1:
+            node = self.roots
+            for _ in range(self.depth):
+                goes_right = given[self.feature[node]] > self.threshold[node]
+                node = self.child[2 * node + goes_right]
+            return self.value[node]
+        node = np.broadcast_to(self.roots, (len(features), len(self.roots)))
+        row = np.arange(len(features))[:, None]
         for _ in range(self.depth):
-            given = rows[place, self.feature[node]]
-            goes_left = (given <= self.threshold[node]) | (
-                np.isnan(given) & self.missing_left[node]
-            )
-            node = np.where(goes_left, self.left[node], self.right[node])
-        found = self.value[node]
-        return found[0] if features.ndim == 1 else found
+            goes_right = given[row, self.feature[node]] > self.threshold[node]
+            node = self.child[2 * node + goes_right]
+        return self.value[node]
 
     def arrays(self, prefix: str) -> dict[str, NDArray[np.generic]]:
         """Returns the arrays by name, to be kept in an `.npz` file."""
         named = {f"{prefix}.{name}": getattr(self, name) for name in _NAMES}
-        return {**named, f"{prefix}.depth": np.asarray(self.depth)}
+        sizes = np.asarray([self.depth, self.features])
+        return {**named, f"{prefix}.sizes": sizes}
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, NDArray[np.generic]], prefix: str) -> Forest:
         """Returns the forest that `arrays` were made of. Raises KeyError when one is missing."""
         named = {name: arrays[f"{prefix}.{name}"] for name in _NAMES}
-        return cls(**named, depth=int(arrays[f"{prefix}.depth"]))  # type: ignore[arg-type]
+        depth, features = (int(each) for each in arrays[f"{prefix}.sizes"])
+        return cls(**named, depth=depth, features=features)  # type: ignore[arg-type]
 
 
 def joined(forests: Sequence[Forest]) -> Forest:
@@ -70,11 +78,10 @@ def joined(forests: Sequence[Forest]) -> Forest:
         roots=np.concatenate([forest.roots + start for forest, start in moved]),
         feature=np.concatenate([forest.feature for forest in forests]),
         threshold=np.concatenate([forest.threshold for forest in forests]),
-        left=np.concatenate([forest.left + start for forest, start in moved]),
-        right=np.concatenate([forest.right + start for forest, start in moved]),
-        missing_left=np.concatenate([forest.missing_left for forest in forests]),
+        child=np.concatenate([forest.child + start for forest, start in moved]),
         value=np.concatenate([forest.value for forest in forests]),
         depth=max(forest.depth for forest in forests),
+        features=forests[0].features,
     )
 
 
@@ -110,16 +117,20 @@ def fit(
         tree = each.tree_
         own = np.arange(tree.node_count)
         leaves = tree.children_left < 0
+        left = np.where(leaves, own, tree.children_left)
+        right = np.where(leaves, own, tree.children_right)
+        goes_right = ~np.asarray(tree.missing_go_to_left, dtype=np.bool_)
         made.append(
             Forest(
                 roots=np.zeros(1, dtype=np.intp),
-                feature=np.where(leaves, 0, tree.feature).astype(np.intp),
+                feature=np.where(leaves, 0, tree.feature + goes_right * features.shape[1]).astype(
+                    np.intp
+                ),
                 threshold=tree.threshold.astype(np.float64),
-                left=np.where(leaves, own, tree.children_left).astype(np.intp),
-                right=np.where(leaves, own, tree.children_right).astype(np.intp),
-                missing_left=np.asarray(tree.missing_go_to_left, dtype=np.bool_),
+                child=np.column_stack([left, right]).ravel().astype(np.intp),
                 value=tree.value[:, 0, 0].astype(np.float64),
                 depth=int(tree.max_depth),
+                features=features.shape[1],
             )
         )
     return joined(made)

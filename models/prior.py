@@ -24,6 +24,7 @@ from advisor.profiler.step_counts import StepCounts
 
 # The quantiles that a belief is kept at.
 LEVELS_OF_BELIEF = np.asarray((0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99))
+_PLACES = {float(share): place for place, share in enumerate(LEVELS_OF_BELIEF)}
 TARGETS = ("speedup", "compile_s", "memory_ratio")
 # Added to the trees' own spread, so that trees that agree by chance are not taken for certainty.
 LEAST_SPREAD = 0.05
@@ -52,16 +53,19 @@ class Belief:
     @property
     def median(self) -> float:
         """The value that is as likely exceeded as not."""
-        return float(np.exp(self.quantile_log(0.5)))
+        return math.exp(self.quantile_log(0.5))
 
     def quantile_log(self, share: float) -> float:
         """Returns the logarithm that a share of the belief lies below."""
+        place = _PLACES.get(share)
+        if place is not None:
+            return float(self.logs[place])
         return float(np.interp(share, LEVELS_OF_BELIEF, self.logs))
 
     def interval(self) -> Interval:
         """Returns the median and the interval that holds 90 % of the belief."""
-        low, mid, high = np.exp([self.quantile_log(share) for share in (0.05, 0.5, 0.95)])
-        return Interval(median=float(mid), low=float(low), high=float(high))
+        low, mid, high = (math.exp(self.quantile_log(share)) for share in (0.05, 0.5, 0.95))
+        return Interval(median=mid, low=low, high=high)
 
     def above(self, value: float) -> float:
         """Returns the probability that the quantity exceeds `value`, within 1 % and 99 %."""
@@ -107,14 +111,15 @@ class Prior:
     modes: frozenset[str] = frozenset()
     # A typical step of each family; under "" one for families without.
     typical: Mapping[str, StepCounts] = field(default_factory=dict)
+    # What was worked out of the above: few devices, precisions and modes are asked for.
+    _moves: dict[tuple[str, ...], float] = field(default_factory=dict, repr=False)
 
     def estimate(self, facts: Facts) -> Estimate:
         """Returns what compiling the job is believed to bring. Takes about a tenth of a ms."""
         features = vector(facts)
         said = self.forest.each(features).reshape(len(TARGETS), self.trees)
-        middles = np.median(said, axis=1)
+        middles, spreads = middle_and_spread(said)
         middles[0] += by_physics(features) + self._moved_device(facts)
-        spreads = np.hypot(said.std(axis=1), LEAST_SPREAD)
         beyond = self._beyond(facts, features)
         if beyond:
             spreads = spreads * _BEYOND
@@ -140,12 +145,17 @@ class Prior:
         Nearly all training rows come from one kind of device, so no forest learns what another one
         does; a typical step of the family stands in for the job's own.
         """
-        typical = self.typical.get(facts.family, self.typical.get(""))
-        if facts.counts is not None or typical is None:
+        if facts.counts is not None or facts.device == REFERENCE:
             return 0.0
-        there = gain_by_physics(replace(facts, counts=typical))
-        here = gain_by_physics(replace(facts, counts=typical, device=REFERENCE))
-        return PHYSICS_SHARE * math.log(there / here)
+        key = (facts.family, facts.device.name, facts.precision, facts.config.mode)
+        if key not in self._moves:
+            typical = self.typical.get(facts.family, self.typical.get(""))
+            if typical is None:
+                return 0.0
+            there = gain_by_physics(replace(facts, counts=typical))
+            here = gain_by_physics(replace(facts, counts=typical, device=REFERENCE))
+            self._moves[key] = PHYSICS_SHARE * math.log(there / here)
+        return self._moves[key]
 
     def _unseen_family(self, facts: Facts) -> tuple[str, ...]:
         if facts.family in self.families:
@@ -157,13 +167,11 @@ class Prior:
         found = []
         if facts.device.architecture not in self.architectures:
             found.append(f"no training row is from a {facts.device.architecture} device")
-        known = np.isfinite(features)
-        for name, value, low, high in zip(
-            np.asarray(NAMES)[known], features[known], self.lowest[known], self.highest[known],
-            strict=True,
-        ):  # fmt: skip
-            if name in _RANGED and not low - 0.1 <= value <= high + 0.1:
-                what = str(name).removeprefix("log ")
+        for place in _RANGED:
+            value, low, high = features[place], self.lowest[place], self.highest[place]
+            # Neither holds where it is not known.
+            if value < low - _EDGE or value > high + _EDGE:
+                what = NAMES[place].removeprefix("log ")
                 side = "more" if value > high else "less"
                 edge = math.exp(high if value > high else low)
                 found.append(
@@ -207,12 +215,28 @@ class Prior:
 
 def by_physics(features: NDArray[np.float64]) -> NDArray[np.float64]:
     """Returns the log gain that physics is trusted with, (rows,) or a scalar; 0 without counts."""
-    found = PHYSICS_SHARE * features[..., NAMES.index("log gain by physics")]
-    return np.nan_to_num(found, nan=0.0)
+    found = PHYSICS_SHARE * features[..., _BY_PHYSICS]
+    return np.where(np.isnan(found), 0.0, found)
 
 
-# Features whose range is worth a word when a job lies outside of it.
-_RANGED = frozenset({"log parameters", "log batch", "log length", "log image", "log eager"})
+# Features whose range is worth a word when a job lies outside of it (by this much, as a logarithm).
+_RANGED = tuple(
+    NAMES.index(name)
+    for name in ("log parameters", "log batch", "log length", "log image", "log eager")
+)
+_EDGE = 0.1
+_BY_PHYSICS = NAMES.index("log gain by physics")
+
+
+def middle_and_spread(
+    said: NDArray[np.float64],
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the median and the spread of what trees say, (..., trees), over the trees."""
+    ordered = np.sort(said, axis=-1)
+    count = said.shape[-1]
+    middle = (ordered[..., (count - 1) // 2] + ordered[..., count // 2]) / 2
+    variance = (said * said).mean(axis=-1) - said.mean(axis=-1) ** 2
+    return middle, np.sqrt(np.maximum(0.0, variance) + LEAST_SPREAD**2)
 
 
 def kept_gain(graphs: float | None) -> float:

@@ -18,12 +18,12 @@ from advisor.models.examples import Example
 from advisor.models.features import LEVELS, NAMES, vector
 from advisor.models.forest import Forest
 from advisor.models.prior import (
-    LEAST_SPREAD,
     LEVELS_OF_BELIEF,
     TARGETS,
     Prior,
     by_physics,
     kept_gain,
+    middle_and_spread,
 )
 from advisor.profiler.step_counts import StepCounts
 
@@ -132,13 +132,14 @@ class _Data:
             chosen = np.zeros(len(self.level), dtype=bool)
             chosen[usable[train]] = True
             said = self.forest(index, chosen, _FOLD_TREES).each(self.features[usable[test]])
-            middle, truth = np.median(said, axis=1), self.targets[usable[test], index]
+            middle, spread = middle_and_spread(said)
+            truth = self.targets[usable[test], index]
             if index == 0:
                 physics = self.physics[usable[test]]
                 middle = (middle + physics) * self.kept[usable[test]]
                 truth = truth + physics
             residuals[test] = truth - middle
-            spreads[test] = np.hypot(said.std(axis=1), LEAST_SPREAD)
+            spreads[test] = spread
         # One for each row of the published tables, as far as one job may weigh.
         often = np.maximum(1, np.round(self.weights[usable] ** 2)).astype(int)
         system = ConformalPredictiveSystem().fit(
