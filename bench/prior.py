@@ -21,7 +21,7 @@ from campaigns import machine, verdict
 from advisor.job_facts import JobFacts
 from advisor.models import corpus, prior_fit
 from advisor.models.examples import Example, examples, facts_of
-from advisor.models.features import gain_by_physics
+from advisor.models.features import gain_by_physics, rooflines
 from advisor.models.learning import Outcome, shifts
 from advisor.models.prior import Prior
 from advisor.profiler.records import Config, Mode
@@ -37,6 +37,7 @@ def main() -> None:
     _print_table(scores)
     ok = _claims(scores)
     prior = prior_fit.fit(known)
+    _constants(known)
     ok &= _quoted(prior)
     ok &= _learning(prior)
     print(machine())
@@ -135,6 +136,49 @@ QUOTED = (
      JobFacts(device="a100", family="bert", precision="amp-bf16", parameters=110e6,
               graph_breaks=12), Mode.DEFAULT, 1.08),
 )  # fmt: skip
+
+
+def _constants(known: Sequence[Example]) -> None:
+    """Prints what `learning.SHARED` and the eager step by physics in `estimate` rest on."""
+    late = []
+    for each in known:
+        facts = each.facts
+        if facts.counts is not None and facts.eager_s and facts.device.architecture != "cpu":
+            least, _ = rooflines(facts, facts.counts)
+            late.append(math.log(facts.eager_s / least.seconds(synchronous=False)))
+    print(
+        f"eager step by physics: log factor {np.median(late):.2f}, spread {np.std(late):.2f}"
+        f" ({len(late)} jobs)"
+    )
+    errors: dict[tuple[object, ...], list[list[float]]] = defaultdict(list)
+    for family in sorted({each.facts.family for each in known}):
+        prior = prior_fit.fit([e for e in known if e.facts.family != family], folds=2)
+        for each in (e for e in known if e.facts.family == family):
+            facts = each.facts
+            if facts.device.architecture != "cpu":
+                job = (facts.parameters, facts.batch, facts.length, facts.image, facts.operators)
+                named = (family, *job, facts.precision, each.source.partition("@")[0])
+                errors[named].append(_errors(prior, each))
+    pairs = np.asarray([found for found in errors.values() if len(found) == 2])
+    for place, name in enumerate(("speedup", "compile_s", "memory_ratio")):
+        first, second = pairs[:, 0, place], pairs[:, 1, place]
+        usable = np.isfinite(first) & np.isfinite(second)
+        shared = np.corrcoef(first[usable], second[usable])[0, 1]
+        print(f"error of the {name} shared between modes: {shared:.2f} ({usable.sum()} jobs)")
+
+
+def _errors(prior: Prior, each: Example) -> list[float]:
+    """Returns how far the truth lies from what is believed, in spreads, for each quantity."""
+    said = prior.estimate(each.facts)
+    found = []
+    for belief, truth in (
+        (said.speedup, each.log_speedup),
+        (said.compile_s, each.log_compile_s),
+        (said.memory_ratio, each.log_memory_ratio),
+    ):
+        spread = (belief.quantile_log(0.95) - belief.quantile_log(0.05)) / (2 * 1.645)
+        found.append((truth - belief.quantile_log(0.5)) / spread)
+    return found
 
 
 def _quoted(prior: Prior) -> bool:
