@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +26,11 @@ from advisor.beliefs import Beliefs
 from advisor.campaign import Campaign
 from advisor.convert import advice_record
 from advisor.decision import decide
+from advisor.models.economics import point_total_s
+from advisor.models.evidence import bill_of, doubt, gather
 from advisor.models.learning import NO_SHIFTS
 from advisor.models.plan import Plan
+from advisor.models.shape_policies import base_of
 from advisor.profiler.records import Advice, Config, Trial, TrialKind, TrialStatus, WorkloadSpec
 from advisor.request import AdviceRequest
 from advisor.v1 import advisor_pb2
@@ -76,14 +80,19 @@ def _found(
 
 
 def totals(request: AdviceRequest, measured: Advice) -> dict[Config | None, float]:
-    """Returns the plan's total with each configuration, from all that was measured; None: eager."""
-    known = decide(request, measured.trials, 0.0, "all", measured.created)
-    found: dict[Config | None, float] = {None: known.eager_total_s.median}
-    for each in known.alternatives:
-        if each.config is not None and each.total_s is not None:
-            found[each.config] = each.total_s.median
-    if known.config is not None:
-        found[known.config] = known.advised_total_s.median
+    """Returns the plan's total with each configuration that can be advised at all; None: eager.
+
+    What failed, disagrees numerically or did not run compiled is no choice that one could regret.
+    """
+    common = base_of(measured.trials)
+    if common is None:
+        raise SystemExit(f"{measured.target}: no eager step time")
+    plan = request.plan
+    steps = plan.steps_planned(common.step_s)
+    found: dict[Config | None, float] = {None: point_total_s(plan, steps, common.step_s, 0.0, 0.0)}
+    for evidence in gather(measured.trials):
+        if doubt(evidence) is None:
+            found[evidence.config] = bill_of(evidence, common, plan).expected_total_s
     return found
 
 
@@ -108,7 +117,7 @@ def main() -> None:
             )
             known = totals(request, measured)
             best = min(known, key=lambda config: known[config])
-            total = _of(known, advice)
+            total = known[_plain(advice.config)]
             regret = total / known[best] - 1
             regrets.append(regret)
             shares.append(spent_s / all_s)
@@ -128,19 +137,9 @@ def main() -> None:
     )
 
 
-def _of(known: dict[Config | None, float], advice: Advice) -> float:
-    """Returns the total of what was advised; `fullgraph` and the like do not change it."""
-    if advice.config is None:
-        return known[None]
-    for config, total_s in known.items():
-        same = config is not None and (config.scope, config.mode, config.dynamic) == (
-            advice.config.scope,
-            advice.config.mode,
-            advice.config.dynamic,
-        )
-        if same:
-            return total_s
-    return known[None]
+def _plain(config: Config | None) -> Config | None:
+    """Returns a configuration as it was tried: advice adds `fullgraph` where nothing breaks."""
+    return None if config is None else replace(config, fullgraph=False)
 
 
 def _name(config: Config | None) -> str:

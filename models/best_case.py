@@ -22,8 +22,9 @@ F   max-autotune has no public training table. Against a mode without it: seed t
     A100, 1.39 against 1.18 (ratio 1.18, the largest of three pairs). Compile of first calls 104 s
     and 821 s (ROCm blogs, MI210, inference); it does all that the mode without it does. Regional
     is taken to compile in the same share of it as in mode default, on the CPU as long as default.
-G   on the CPU, max-autotune against default: Ray RLlib's torch_compile benchmark, 3 pairs
-    (inference), ratio 0.998 to 1.003; 1.03 allows for twice the spread from run to run (economics).
+G   on the CPU, max-autotune against default: bench/regret.py, 12 tiny presets in training, 2 cores,
+    torch 2.13: ratio 0.97 to 1.08 (ResNet-50; convolutions), so 1.12 with the spread from process
+    to process. Ray RLlib's torch_compile benchmark, 3 pairs (inference): 0.998 to 1.003.
     Inductor's C++ matrix templates want constant weights (torch/_inductor/utils.py,
     use_cpp_gemm_template, `require_constant_mat2`), and those of a training are not.
 """
@@ -115,7 +116,7 @@ _MODES = {
 }
 # What a device's own figures say instead: source G.
 _MODES_OF_DEVICE = {
-    ("cpu", Mode.DEFAULT, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS): _Bound(1.03, 0.94),
+    ("cpu", Mode.DEFAULT, Mode.MAX_AUTOTUNE_NO_CUDAGRAPHS): _Bound(1.12, 0.94),
 }
 # One compile for all shapes against one for each: 0.56 measured (D). No table bounds its speedup.
 _DYNAMIC = _Bound(math.inf, 0.5)
