@@ -140,9 +140,9 @@ class Slow(nn.Module):
 
 
 def test_a_flip_that_leaves_something_behind_is_noticed() -> None:
-    # A busy machine can hide it from one look, as the interval then holds 1, but not from three.
-    found = [flip_check(_trainer(Slow()), step_s=0.005) for _ in range(3)]
-    assert max(ratio or 0.0 for ratio in found) > 1.2
+    # A busy machine can hide it from one look, as the interval then holds 1, but not from many.
+    found = (flip_check(_trainer(Slow()), step_s=0.005) or 0.0 for _ in range(12))
+    assert any(ratio > 1.2 for ratio in found)
 
 
 def test_a_model_that_cannot_be_copied_has_no_twin() -> None:

@@ -76,7 +76,9 @@ def _advise_run(folder: Path, mark: str) -> Iterator[subprocess.Popen[str]]:
     }
     # A shell's background job ignores SIGINT and hands that on: a terminal's job does not.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # One configuration: which of several comes first is decided by what is measured.
     command = [ADVISE, "run", "train.py:build", "--steps", "1e9", "--device", "cpu"]
+    command += ["--scope", "regional", "--mode", "default"]
     process = subprocess.Popen(
         command, cwd=folder, env=environment, text=True, process_group=0,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
