@@ -234,6 +234,9 @@ class _Slot:
     optional: bool
     repeated: bool
     has_default: bool
+    # The field of the message that carries it, and the name of the field in errors.
+    descriptor: Any
+    where: str
 
 
 def _slots(record: type[Any]) -> tuple[_Slot, ...]:
@@ -249,7 +252,9 @@ def _slots(record: type[Any]) -> tuple[_Slot, ...]:
         has_default = not (
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         )
-        found.append(_Slot(field.name, kind, optional, repeated, has_default))
+        descriptor = MESSAGES[record].DESCRIPTOR.fields_by_name.get(field.name)
+        where = f"{record.__name__}.{field.name}"
+        found.append(_Slot(field.name, kind, optional, repeated, has_default, descriptor, where))
     return tuple(found)
 
 
@@ -262,8 +267,7 @@ def _message(record: Any) -> Message:
         value = getattr(record, slot.name)
         if value is None or (slot.repeated and not value):
             continue
-        descriptor = message.DESCRIPTOR.fields_by_name[slot.name]
-        where = f"{type(record).__name__}.{slot.name}"
+        descriptor, where = slot.descriptor, slot.where
         if slot.name == "options":
             getattr(message, slot.name).update({_text(key): _text(val) for key, val in value})
         elif slot.repeated:
@@ -314,8 +318,7 @@ def _text(text: str) -> str:
 def _record(message: Message, kind: type[R]) -> R:
     values: dict[str, Any] = {}
     for slot in SLOTS[kind]:
-        descriptor = message.DESCRIPTOR.fields_by_name[slot.name]
-        where = f"{message.DESCRIPTOR.name}.{slot.name}"
+        descriptor, where = slot.descriptor, f"{message.DESCRIPTOR.name}.{slot.name}"
         if slot.name == "options":
             values[slot.name] = tuple(sorted(getattr(message, slot.name).items()))
         elif slot.repeated:

@@ -104,13 +104,19 @@ def _eager_step(facts: Facts) -> Belief | None:
     return Belief(middle + _EAGER_LOG_SPREAD * normal_quantiles(LEVELS_OF_BELIEF))
 
 
+def _varies(eager: Belief) -> bool:
+    """Returns whether an eager step time was estimated rather than given."""
+    return bool(eager.logs[0] != eager.logs[-1])
+
+
 def _drawn(belief: Belief, order: int) -> NDArray[np.float64]:
     logs = np.interp(_SHARES, LEVELS_OF_BELIEF, belief.logs)
     return np.exp(logs[_ORDERS[order]])
 
 
 def _priced(plan: Plan, eager: Belief, found: Estimate) -> _Priced:
-    step_s = _drawn(eager, 0)
+    # What was given is no belief: it does not vary.
+    step_s: NDArray[np.float64] | float = _drawn(eager, 0) if _varies(eager) else eager.median
     steps = plan.steps_planned(eager.median)
     gain, start_s = _drawn(found.speedup, 1), _drawn(found.compile_s, 2)
     eager_s = steps * step_s

@@ -6,6 +6,7 @@ checked by `AdviceRequest.validate` afterwards.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -233,16 +234,26 @@ def check_device(name: str) -> None:
 
 
 def _violations(message: Message, prefix: str) -> Iterator[Violation]:
-    for field in message.DESCRIPTOR.fields:
-        rule = RULES[f"{message.DESCRIPTOR.name}.{field.name}"]
-        path = prefix + field.name
-        if field.has_presence and not message.HasField(field.name):
-            if getattr(rule, "required", False):
-                yield Violation(path, "is required")
+    # The stubs take a message's `__hash__ = None` for that of its class, which can be hashed.
+    for name, has_presence, rule, required in _rows(type(message)):  # type: ignore[arg-type]
+        if has_presence and not message.HasField(name):
+            if required:
+                yield Violation(prefix + name, "is required")
             continue
-        value = getattr(message, field.name)
-        if value or field.has_presence or getattr(rule, "required", False):
-            yield from _value_violations(value, rule, path)
+        value = getattr(message, name)
+        if value or has_presence or required:
+            yield from _value_violations(value, rule, prefix + name)
+
+
+@functools.cache
+def _rows(kind: type[Message]) -> tuple[tuple[str, bool, Rule, bool], ...]:
+    """Returns name, presence, rule and whether it is required of each field of a message."""
+    found = []
+    for field in kind.DESCRIPTOR.fields:
+        rule = RULES[f"{kind.DESCRIPTOR.name}.{field.name}"]
+        required = bool(getattr(rule, "required", False))
+        found.append((field.name, bool(field.has_presence), rule, required))
+    return tuple(found)
 
 
 def _value_violations(value: Any, rule: Rule, path: str) -> Iterator[Violation]:

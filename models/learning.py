@@ -54,6 +54,8 @@ class Shifts:
 
     def applied(self, estimate: Estimate, facts: Facts, job: str = "") -> Estimate:
         """Returns the estimate as own outcomes move it; the job's own ones also narrow it."""
+        if not self.by_key:
+            return estimate
         known = _job_key(facts, job) in self.by_key and bool(job)
         moved = {}
         for name in _QUANTITIES:

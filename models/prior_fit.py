@@ -27,12 +27,12 @@ from advisor.models.prior import (
 )
 from advisor.profiler.step_counts import StepCounts
 
-TREES = 100
+TREES = 80
 _FOLD_TREES = 40
 _FOLDS = 14
 _LEAF = 6
-_FEATURE_SHARE = 0.35
-_DEPTH = 12
+_FEATURE_SHARE = 0.3
+_DEPTH = 8
 # One job that many rows agree on weighs no more than so many.
 _MOST_ROWS = 16.0
 
