@@ -31,12 +31,20 @@ _GPU_CONFIGS = tuple(
 )
 _CPU_CONFIGS = (Config(scope=Scope.MODEL), Config(scope=Scope.REGIONAL))
 # An eager step that was not measured is that of the roofline, slower by what the training rows of
-# the corpus take longer than it, at the median, and scatter around that (547 jobs, bench/prior.py).
-_EAGER_LOG_FACTOR, _EAGER_LOG_SPREAD = 0.39, 0.45
+# the corpus take longer than it, at the median, and scatter around that (611 jobs, bench/prior.py).
+_EAGER_LOG_FACTOR, _EAGER_LOG_SPREAD = 0.41, 0.49
 # Stratified draws of each quantity, paired at random once: few are enough for a 90 % interval.
 _DRAWS = 64
 _SHARES = (np.arange(_DRAWS) + 0.5) / _DRAWS
 _ORDERS = [np.random.default_rng(seed).permutation(_DRAWS) for seed in range(3)]
+# Interpolating between the quantiles of a belief at fixed shares is linear in them: the draws of
+# each order are its logarithms times a matrix.
+_DRAWN = [
+    np.asarray(
+        [np.interp(_SHARES, LEVELS_OF_BELIEF, one) for one in np.eye(len(LEVELS_OF_BELIEF))]
+    )[:, order]
+    for order in _ORDERS
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +118,8 @@ def _varies(eager: Belief) -> bool:
 
 
 def _drawn(belief: Belief, order: int) -> NDArray[np.float64]:
-    logs = np.interp(_SHARES, LEVELS_OF_BELIEF, belief.logs)
-    return np.exp(logs[_ORDERS[order]])
+    drawn: NDArray[np.float64] = np.exp(belief.logs @ _DRAWN[order])
+    return drawn
 
 
 def _priced(plan: Plan, eager: Belief, found: Estimate) -> _Priced:
