@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from advisor import estimate_commands as commands
-from advisor import options
+from advisor import handover_commands, options
 from advisor.exits import (
     GIVEN,
     INTERRUPTED,
@@ -239,6 +239,7 @@ def check(  # noqa: PLR0913 - one parameter for each option
 
 for _command in (commands.estimate, commands.report, commands.devices, commands.corpus):
     app.command()(_command)
+handover_commands.add_to(app)
 
 
 @app.command()

@@ -141,8 +141,10 @@ def decide(
         )
         return replace(_with_policy(advice, choice, policy), reasons=reasons)
     if best is None:
-        return replace(advice, reasons=tuple(_why_stay(judged, trials, request.plan, common)))
-    reasons = tuple(_why_compile(best, request.plan, common, campaign_s, use_hand_over))
+        reasons = tuple(_why_stay(judged, trials, request.plan, common, advice_id))
+        kept = _would_pay_from_cache(closest, request.plan, common)
+        return replace(advice, reasons=reasons, hand_over=_hand_over(kept[0]) if kept else None)
+    reasons = tuple(_why_compile(best, request.plan, common, advice, use_hand_over))
     return replace(_enabled(advice, best), reasons=reasons)
 
 
@@ -176,7 +178,6 @@ def _stakes(plan: Plan, common: Base) -> Stakes:
 def _enabled(advice: Advice, best: _Judged) -> Advice:
     """Returns the advice with the figures and the code of the best configuration."""
     bill, trial = best.billed, best.evidence.trial
-    hand_over = HandOver(path=trial.cache_folder, bytes=trial.cache_bytes)
     # Where nothing breaks a graph, `fullgraph` keeps it so: a later break is an error, not a loss.
     config = replace(best.config, fullgraph=_whole(trial))
     return replace(
@@ -188,7 +189,7 @@ def _enabled(advice: Advice, best: _Judged) -> Advice:
         compile_s=bill.compile_s,
         saved_s=bill.saved_s,
         advised_total_s=bill.total_s,
-        hand_over=hand_over if trial.cache_folder else None,
+        hand_over=_hand_over(trial),
         gpu_hours_saved=bill.hours_saved,
         money_saved=bill.money_saved,
     )
@@ -216,12 +217,26 @@ def _with_policy(advice: Advice, choice: Choice, policy: Option) -> Advice:
         advised_total_s=bill.total_s,
         break_even_step=bill.break_even_step,
         p_saves=bill.p_saves,
-        hand_over=HandOver(path=kept.cache_folder, bytes=kept.cache_bytes)
-        if kept is not None and kept.cache_folder
-        else None,
+        hand_over=_hand_over(kept) if kept is not None else None,
         gpu_hours_saved=bill.hours_saved,
         money_saved=bill.money_saved,
     )
+
+
+def _hand_over(trial: Trial) -> HandOver | None:
+    if not trial.cache_folder:
+        return None
+    return HandOver(path=trial.cache_folder, bytes=trial.cache_bytes)
+
+
+def _would_pay_from_cache(
+    closest: _Judged | None, plan: Plan, common: Base
+) -> tuple[Trial, Bill] | None:
+    """Returns the trial whose cache makes its configuration pay, which does not from cold."""
+    if closest is None or not closest.evidence.trial.cache_folder:
+        return None
+    warm = bill_of(closest.evidence, common, plan, hand_over=True)
+    return (closest.evidence.trial, warm) if warm.p_saves >= plan.confidence else None
 
 
 def _whole(trial: Trial) -> bool:
@@ -266,7 +281,7 @@ def _eager_total(plan: Plan, trials: Sequence[Trial], common: Base) -> Interval:
 
 
 def _why_compile(
-    best: _Judged, plan: Plan, common: Base, campaign_s: float, use_hand_over: bool
+    best: _Judged, plan: Plan, common: Base, advice: Advice, use_hand_over: bool
 ) -> Iterator[str]:
     bill, evidence = best.billed, best.evidence
     yield wording.faster(bill, evidence)
@@ -280,15 +295,15 @@ def _why_compile(
         yield wording.restarts(plan.restarts, cold_s, warm_s)
     if plan.price_per_hour:
         yield wording.worth(bill, plan.price_per_hour)
-    yield wording.campaign_against_savings(campaign_s, bill.saved_s)
+    yield wording.campaign_against_savings(advice.campaign_s, bill.saved_s)
     if evidence.warm_start_s is not None and evidence.trial.cache_folder:
         cold = bill_of(evidence, common, plan)
         warm = bill_of(evidence, common, plan, hand_over=True)
-        yield wording.hand_over(evidence.trial.cache_folder, warm, cold, use_hand_over)
+        yield wording.hand_over(advice.advice_id, warm, cold, use_hand_over)
 
 
 def _why_stay(
-    judged: Sequence[_Judged], trials: Sequence[Trial], plan: Plan, common: Base
+    judged: Sequence[_Judged], trials: Sequence[Trial], plan: Plan, common: Base, advice_id: str
 ) -> Iterator[str]:
     """Yields the reasons for eager, the one that matters most first."""
     closest = _closest(judged)
@@ -296,9 +311,9 @@ def _why_stay(
     skipped = [t for t in skipped if t.kind is TrialKind.COMPILE]
     if closest is not None:
         yield wording.stay_eager(closest.config, wording.not_paying(closest.billed, plan))
-        warm = bill_of(closest.evidence, common, plan, hand_over=True)
-        if warm.p_saves >= plan.confidence and closest.evidence.trial.cache_folder:
-            yield wording.hand_over_would_pay(closest.evidence.trial.cache_folder, warm)
+        kept = _would_pay_from_cache(closest, plan, common)
+        if kept is not None:
+            yield wording.hand_over_would_pay(advice_id, kept[1])
     elif judged:
         # A compile that silently did nothing matters more than one that said that it failed.
         silent = [found for found in judged if found.doubt is not Doubt.FAILED]

@@ -131,8 +131,8 @@ def _tell_of_fitting() -> None:
 
 
 async def _here(request: EstimateRequest) -> EstimateResponse:
+    from advisor.places import data_folder
     from advisor.service.estimator import Estimator
-    from advisor.service.folders import data_folder
     from advisor.service.store import Store
 
     with Store(data_folder()) as store:
@@ -140,8 +140,8 @@ async def _here(request: EstimateRequest) -> EstimateResponse:
 
 
 async def _report_here(report: OutcomeReport) -> int:
+    from advisor.places import data_folder
     from advisor.service.estimator import Estimator
-    from advisor.service.folders import data_folder
     from advisor.service.store import Store
 
     with Store(data_folder()) as store:

@@ -382,7 +382,10 @@ def _footer(advice: Advice) -> Iterator[str]:
         hours = f"{advice.gpu_hours_saved:.3g} device hours"
         yield f"Saves {hours}, {advice.money_saved:,.2f} at the price given."
     if advice.hand_over is not None:
-        yield f"Compile cache, {size(advice.hand_over.bytes)}: {printable(advice.hand_over.path)}"
+        yield (
+            f"Compile cache {advice.hand_over.bundle_id}, {size(advice.hand_over.bytes)}:"
+            f" advise exec {advice.advice_id} -- python train.py"
+        )
     yield f"Advice {printable(advice.advice_id)}; see it again: advise show {advice.advice_id}"
 
 

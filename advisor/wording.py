@@ -300,20 +300,30 @@ def restarts(number: int, cold_s: float, warm_s: float | None) -> str:
     return f"{each} {count(number)} restart{plural} is billed {start}."
 
 
-def hand_over(path: str, warm: Bill, cold: Bill, used: bool) -> str:
+def hand_over(advice_id: str, warm: Bill, cold: Bill, used: bool) -> str:
     """Returns what the trial's compile cache changes, or would change."""
     takes, instead = duration(warm.compile_s.median), duration(cold.compile_s.median)
+    how = _exec(advice_id)
     if used:
-        return f"The first start is billed from the compile cache {path}: {takes}, not {instead}."
-    return f"Started from the compile cache {path} it takes {takes} to compile, not {instead}."
+        return f"The first start is billed from the trial's cache ({how}): {takes}, not {instead}."
+    return f"Started from the trial's cache ({how}) it compiles in {takes}, not {instead}."
 
 
-def hand_over_would_pay(path: str, warm: Bill) -> str:
+def hand_over_would_pay(advice_id: str, warm: Bill) -> str:
     """Returns that a configuration pays if the real run starts from the trial's cache."""
     return (
-        f"Started from the compile cache {path} it would compile in "
+        f"Started from the trial's cache ({_exec(advice_id)}) it would compile in "
         f"{duration(warm.compile_s.median)} and save {_span(warm.saved_s)}."
     )
+
+
+def _exec(advice_id: str) -> str:
+    return f"`advise exec {advice_id} -- python train.py`"
+
+
+def not_kept(error: str) -> str:
+    """Returns the warning that a real run cannot start from the trial's cache."""
+    return f"The real run starts cold: {error}."
 
 
 def worth(bill: Bill, price_per_hour: float) -> str:

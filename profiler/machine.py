@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from advisor.profiler import process_tree
+from advisor.profiler.place import cpu_name
 from advisor.profiler.records import Environment
 
 # Others that take more than this share of one core disturb what is measured.
@@ -35,7 +36,7 @@ def environment(device: torch.device) -> Environment:
         torch=str(torch.__version__),
         python=platform.python_version(),
         device=str(device),
-        device_name=properties.name if properties is not None else _cpu_name(),
+        device_name=properties.name if properties is not None else cpu_name(),
         cores=len(os.sched_getaffinity(0)),
         threads=torch.get_num_threads(),
         memory_bytes=(
@@ -46,6 +47,7 @@ def environment(device: torch.device) -> Environment:
         driver=_nvidia_driver() if cuda else "",
         platform=sys.platform,
         device_uuid=f"GPU-{uuid}" if uuid else "",
+        capability=f"{properties.major}.{properties.minor}" if properties is not None else "",
     )
 
 
@@ -54,14 +56,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def _cpu_name() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _nvidia_driver() -> str:

@@ -493,6 +493,8 @@ class Environment:
     platform: str = ""
     # The GPU's own name, which no renumbering changes.
     device_uuid: str = ""
+    # What kernels are compiled for, such as "9.0"; empty without a GPU.
+    capability: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -700,6 +702,8 @@ class HandOver:
 
     path: str
     bytes: int
+    # Names what is in it; empty where it was not kept.
+    bundle_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -137,6 +137,16 @@ def on_compile_start(tell: Callable[[str], None]) -> None:
         register(lambda arguments: tell(str(getattr(arguments, "compile_id", ""))))
 
 
+def set_job_id(name: str) -> None:
+    """Names the job whose profile-guided state is kept; torch 2.5 and older keep none.
+
+    torch reads the variable TORCH_COMPILE_JOB_ID when it is imported (torch/compiler/config.py).
+    """
+    config = find("torch.compiler.config")
+    if hasattr(config, "job_id"):
+        config.job_id = name
+
+
 def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> bool:
     """Marks a dimension as varying from `low` to `high`; False when this torch cannot.
 

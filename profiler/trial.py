@@ -11,10 +11,12 @@ import os
 import signal
 from pathlib import Path
 
+from advisor.profiler import torch_internals
 from advisor.profiler.compile_failure import failed_trial
 from advisor.profiler.count_measurement import CountMeasurement
 from advisor.profiler.errors import PlanError, WorkloadError
 from advisor.profiler.frames import Result, Unusable
+from advisor.profiler.handover import JOB_ID
 from advisor.profiler.measurement import Measurement
 from advisor.profiler.records import TrialKind, TrialSpec
 from advisor.profiler.reporter import Reporter
@@ -71,4 +73,7 @@ def _enter_folder(spec: TrialSpec) -> None:
         (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         os.environ[variable] = str(folder / name)
     os.environ["ADVISOR_TRIAL_ID"] = spec.trial_id
+    # A run that starts from this cache also knows which sizes turned out dynamic.
+    os.environ.setdefault("TORCH_COMPILE_JOB_ID", JOB_ID)
+    torch_internals.set_job_id(os.environ["TORCH_COMPILE_JOB_ID"])
     os.chdir(spec.workload.cwd)

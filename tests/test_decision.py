@@ -354,7 +354,10 @@ def test_hand_over_makes_a_plan_pay_that_is_too_short_for_a_cold_start() -> None
     cold = advise(*trials, plan=Plan(steps=1500))
     handed = advise(*trials, plan=Plan(steps=1500), use_hand_over=True)
     assert not cold.enable
-    assert any("/cache/regional" in reason and "save" in reason for reason in cold.reasons)
+    said = next(reason for reason in cold.reasons if "save" in reason)
+    assert f"`advise exec {cold.advice_id} -- python train.py`" in said
+    assert cold.hand_over is not None
+    assert cold.hand_over.path == "/cache/regional"
     assert handed.enable
     assert handed.compile_s is not None
     assert handed.compile_s.median == pytest.approx(3, rel=0.05)

@@ -131,7 +131,7 @@ ENABLE = Advice(
     trials=TRIALS,
     workload=FACTS,
     environment=ENVIRONMENT,
-    hand_over=HandOver(path="/home/me/.local/share/compile-advisor/cache/ab", bytes=34_000_000),
+    hand_over=HandOver(path="/home/me/cache/ab", bytes=34_000_000, bundle_id="3f2a9c01de45"),
     gpu_hours_saved=0.1,
     campaign_s=201.0,
 )

@@ -22,6 +22,7 @@ import pytest
 from advisor import report, wording
 from advisor.events import Event
 from advisor.models.plan import Plan
+from advisor.places import data_folder
 from advisor.profiler import records
 from advisor.profiler.records import (
     Config,
@@ -36,7 +37,6 @@ from advisor.profiler.records import (
 )
 from advisor.profiler.reproduction import MOST_KEPT, SCRIPT, with_reproduction
 from advisor.request import AdviceRequest, Limits
-from advisor.service import folders
 from advisor.service.jobs import Jobs
 from advisor.service.store import Store
 
@@ -428,7 +428,7 @@ def campaign(data: Path) -> list[Event]:
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ADVISOR_DATA_DIR", str(tmp_path / "data"))
-    return folders.data_folder()
+    return data_folder()
 
 
 def test_a_campaign_says_how_to_repeat_what_failed(data: Path) -> None:

@@ -28,17 +28,20 @@ from grpc_reflection.v1alpha import (  # type: ignore[import-untyped]
 )
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
-from advisor import events
+from advisor import events, handover
 from advisor.convert import advice_record, event_record, request_message, stored_trial_record
 from advisor.models.plan import Plan
+from advisor.places import data_folder
 from advisor.profiler import records
 from advisor.profiler.errors import (
     AdvisorError,
     HostError,
     NotFoundError,
     PlanError,
+    StoreError,
     WorkloadError,
 )
+from advisor.profiler.handover import HandoverStore
 from advisor.request import AdviceRequest, Limits
 from advisor.service import folders
 from advisor.service import server as servers
@@ -142,7 +145,8 @@ class FakeHost:
     ) -> records.Trial:
         self.specs.append(spec)
         assert stat.S_IMODE(Path(spec.folder).stat().st_mode) == 0o700
-        Path(spec.folder, "kernel.so").write_bytes(b"x")
+        Path(spec.folder, "inductor").mkdir(exist_ok=True)
+        Path(spec.folder, "inductor", "kernel.so").write_bytes(b"x")
         on_progress(records.Progress(trial_id=spec.trial_id, phase=records.Phase.WARM_UP))
         try:
             await asyncio.sleep(0)
@@ -199,7 +203,7 @@ class Served:
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ADVISOR_DATA_DIR", str(tmp_path / "data"))
-    return folders.data_folder()
+    return data_folder()
 
 
 @pytest.fixture
@@ -299,7 +303,10 @@ def test_campaign_ends_in_an_advice_that_is_stored(data: Path, socket: Path) -> 
         assert started[1].at_most_s is not None
         assert any(isinstance(event, records.Progress) for event in told)
         ended = [event for event in told if isinstance(event, records.Trial)]
-        assert tuple(ended) == advice.trials
+        # The cache of the winner has moved into the store meanwhile, the others' are gone.
+        assert [replace(each, cache_folder="") for each in ended] == [
+            replace(each, cache_folder="") for each in advice.trials
+        ]
         again = await it.stub.GetAdvice(pb.GetAdviceRequest(advice_id=advice.advice_id))
         assert advice_record(again) == advice
         page = await it.stub.ListTrials(pb.ListTrialsRequest(advice_id=advice.advice_id))
@@ -312,17 +319,38 @@ def test_campaign_ends_in_an_advice_that_is_stored(data: Path, socket: Path) -> 
     served(test, data, socket)
 
 
-def test_only_the_folder_that_is_handed_over_stays(data: Path, socket: Path) -> None:
+def test_only_the_cache_that_is_handed_over_stays(data: Path, socket: Path) -> None:
     async def test(it: Served) -> None:
         *_, advice = await it.events(request_message(request()))
         assert isinstance(advice, records.Advice)
         assert advice.hand_over is not None
-        (folder,) = it.campaign_folders()
-        kept = [path for path in folder.iterdir() if path.is_dir()]
-        assert kept == [Path(advice.hand_over.path)]
-        assert (kept[0] / "kernel.so").exists()
-        assert folders.sweep(data, it.store.has_advice) == []
-        assert kept[0].exists()
+        assert it.campaign_folders() == []
+        kept = Path(advice.hand_over.path)
+        assert (kept / "inductor" / "kernel.so").exists()
+        assert {trial.cache_folder for trial in advice.trials} <= {str(kept), ""}
+        bundle = handover.store(data).find(advice.advice_id)
+        assert bundle.bundle_id == advice.hand_over.bundle_id
+        assert bundle.facts.config == REGIONAL
+
+    served(test, data, socket)
+
+
+def test_a_cache_that_cannot_be_kept_is_no_promise(
+    data: Path, socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StoreError("the compile cache cannot be kept", "the disk is full")
+
+    monkeypatch.setattr(HandoverStore, "put", full)
+
+    async def test(it: Served) -> None:
+        *_, advice = await it.events(request_message(request()))
+        assert isinstance(advice, records.Advice)
+        assert advice.enable
+        assert advice.hand_over is None
+        assert not any("advise exec" in reason for reason in advice.reasons)
+        assert [text for text in advice.warnings if "the disk is full" in text]
+        assert it.campaign_folders() == []
 
     served(test, data, socket)
 
@@ -481,8 +509,8 @@ def test_folders_of_campaigns_that_died_are_swept(data: Path, socket: Path) -> N
         it.host.play = it.host.hang
         call: Any = it.stub.Advise(request_message(request()))
         await until_compiling(call, it)
-        assert folders.sweep(data, it.store.has_advice) == ["dead"]
-        assert Path(it.host.specs[-1].folder, "kernel.so").exists()
+        assert folders.sweep(data) == ["dead"]
+        assert Path(it.host.specs[-1].folder, "inductor", "kernel.so").exists()
         call.cancel()
 
     served(test, data, socket)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import struct
 import threading
@@ -12,7 +11,6 @@ import pytest
 
 from advisor.profiler import records
 from advisor.profiler.errors import AdvisorError, NotFoundError, StoreError
-from advisor.service import folders
 from advisor.service import store as stores
 from advisor.service.store import Store
 
@@ -62,10 +60,8 @@ def test_what_is_written_is_read_again_after_reopening(tmp_path: Path) -> None:
 
 
 def test_unknown_advice_is_not_found(tmp_path: Path) -> None:
-    with Store(tmp_path) as store:
-        assert not store.has_advice("nope")
-        with pytest.raises(NotFoundError, match="no advice nope"):
-            store.advice("nope")
+    with Store(tmp_path) as store, pytest.raises(NotFoundError, match="no advice nope"):
+        store.advice("nope")
 
 
 def test_pages_hold_everything_once_newest_first(tmp_path: Path) -> None:
@@ -219,14 +215,3 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
 def test_missing_folder_is_told(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="data folder"):
         Store(tmp_path / "gone")
-
-
-def test_only_the_latest_compile_caches_stay(tmp_path: Path) -> None:
-    campaigns = tmp_path / "campaigns"
-    for number in range(folders.MOST_KEPT_CACHES + 3):
-        folder = campaigns / f"advice{number:02}"
-        folder.mkdir(parents=True)
-        os.utime(folder, (number, number))
-    assert folders.sweep(tmp_path, lambda name: True) == ["advice00", "advice01", "advice02"]
-    left = [folder for folder in campaigns.iterdir() if folder.is_dir()]
-    assert len(left) == folders.MOST_KEPT_CACHES

@@ -5,7 +5,9 @@
     DATA/devices/DEVICE.lock              held while a campaign measures on a device
     DATA/reproductions/TRIAL/             what repeats a trial that went wrong; the newest stay
 
-Of a finished campaign the folder of the trial that the advice hands over stays; nothing else.
+    DATA/handover/                        compile caches for real runs (`profiler.handover`)
+
+Of a finished campaign nothing stays here: the cache that its advice hands over is kept by content.
 """
 
 from __future__ import annotations
@@ -19,34 +21,11 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import platformdirs
-
 from advisor.profiler.errors import StoreError
 
 # Who waits for a device of another process looks this often: flock has no queue to sleep in that
 # could be cancelled.
 _LOOK_S = 0.5
-# Compile caches of finished campaigns that stay for the runs that start from them.
-MOST_KEPT_CACHES = 10
-
-
-def data_folder() -> Path:
-    """Returns the data folder, made if missing: ADVISOR_DATA_DIR, else the user's own.
-
-    Raises `StoreError` when it cannot be made or written.
-    """
-    named = os.environ.get("ADVISOR_DATA_DIR")
-    folder = Path(named) if named else platformdirs.user_data_path("compile-advisor")
-    try:
-        for part in (folder, folder / "campaigns", folder / "devices"):
-            part.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(
-            f"the data folder {folder} cannot be made", error.strerror or ""
-        ) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise StoreError(f"the data folder {folder} cannot be written", "permission denied")
-    return folder.resolve()
 
 
 def reproductions_folder(data: Path) -> Path:
@@ -55,7 +34,7 @@ def reproductions_folder(data: Path) -> Path:
 
 
 class CampaignFolder:
-    """The folders of one campaign's trials, deleted at the end unless `keep` was called.
+    """The folders of one campaign's trials, deleted at the end.
 
     Use as `async with`. The lock inside tells other servers that the campaign is alive.
     """
@@ -64,7 +43,6 @@ class CampaignFolder:
         self._parent = data / "campaigns"
         self.path = self._parent / advice_id
         self._lock: int | None = None
-        self._kept: Path | None = None
 
     async def __aenter__(self) -> CampaignFolder:
         with _storing(), _creating(self._parent):
@@ -87,31 +65,17 @@ class CampaignFolder:
             folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    def keep(self, path: str) -> None:
-        """Lets the trial folder in which `path` lies stay after the campaign."""
-        self._kept = Path(path)
-
     def _clean(self) -> None:
-        if self._kept is None or not self._kept.is_relative_to(self.path):
-            shutil.rmtree(self.path, ignore_errors=True)
-            return
-        for child in self.path.iterdir():
-            if child.name != ".lock" and not self._kept.is_relative_to(child):
-                shutil.rmtree(child, ignore_errors=True)
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
-def sweep(data: Path, has_advice: Callable[[str], bool]) -> list[str]:
-    """Deletes what no run will start from any more; returns the names of the folders.
-
-    Those are the folders of campaigns that died before their advice, and of the others all but
-    the latest: a compile cache takes some hundred megabytes.
-    """
+def sweep(data: Path) -> list[str]:
+    """Deletes what campaigns left that died; returns the names of their folders."""
     parent = data / "campaigns"
     with _storing(), _creating(parent):
-        ended = [folder for folder in parent.iterdir() if folder.is_dir() and not _alive(folder)]
-        kept = [folder for folder in ended if has_advice(folder.name)]
-        latest = sorted(kept, key=lambda folder: folder.stat().st_mtime)[-MOST_KEPT_CACHES:]
-        gone = sorted(set(ended) - set(latest))
+        gone = sorted(
+            folder for folder in parent.iterdir() if folder.is_dir() and not _alive(folder)
+        )
         for folder in gone:
             shutil.rmtree(folder, ignore_errors=True)
     return [folder.name for folder in gone]

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from advisor import earlier, wording
+from advisor import earlier, handover, wording
 from advisor.beliefs import Beliefs
 from advisor.campaign import Campaign, Step
 from advisor.decision import decide
@@ -175,11 +175,20 @@ class Jobs:
             if known is not None:
                 again = wording.measured_before(known, len(earlier.trials_of(known, request)))
                 advice = replace(advice, reasons=(*advice.reasons, again))
-            if advice.hand_over is not None:
-                folder.keep(advice.hand_over.path)
+            advice = await asyncio.to_thread(self._handing_over, advice, request, campaign)
             await to_the_end(asyncio.to_thread(self._store.add_advice, advice))
         await self._learn(advice)
         return advice
+
+    def _handing_over(self, advice: Advice, request: AdviceRequest, campaign: Campaign) -> Advice:
+        """Returns the advice with its compile cache kept; or, if that fails, without one."""
+        try:
+            return handover.with_cache_kept(advice, handover.store(self._data))
+        except AdvisorError as error:
+            log.warning("a compile cache is not kept", extra={"why": str(error)})
+            trials = [replace(trial, cache_folder="") for trial in campaign.trials]
+            again = decide(request, trials, advice.campaign_s, advice.advice_id, advice.created)
+            return replace(again, warnings=(*again.warnings, wording.not_kept(str(error))))
 
     async def _earlier(self, request: AdviceRequest) -> tuple[Advice, ...]:
         """Returns earlier campaigns on a workload of that name, for the job may be the same."""

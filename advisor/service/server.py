@@ -36,6 +36,7 @@ from grpc_health.v1.health import SERVICE_NAME as HEALTH  # type: ignore[import-
 from grpc_health.v1.health import aio as aio_health
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from advisor.places import data_folder
 from advisor.profiler.errors import AdvisorError, PlanError, StoreError
 from advisor.service import folders
 from advisor.service.estimator import Estimator
@@ -104,7 +105,7 @@ def bound(server: grpc.aio.Server, address: str) -> Iterator[None]:
 async def run(address: str, *, data: Path, until: asyncio.Event) -> None:
     """Serves on `address` until `until` is set, then ends campaigns and calls in order."""
     with Store(data) as store:
-        for name in folders.sweep(data, store.has_advice):
+        for name in folders.sweep(data):
             log.warning("deleted what a campaign left that died", extra={"advice_id": name})
         estimator = Estimator(store)
         jobs = Jobs(store, data, estimator=estimator)
@@ -140,7 +141,7 @@ def serve(address: str, *, private: bool = False) -> None:
     Raises `PlanError` for the address, `StoreError` for the data folder. Must run in the main
     thread: trial hosts are children of the thread that starts them.
     """
-    asyncio.run(_serve(address, folders.data_folder(), private))
+    asyncio.run(_serve(address, data_folder(), private))
 
 
 async def _serve(address: str, data: Path, private: bool) -> None:

@@ -171,12 +171,6 @@ class Store:
             records = connection.execute(query).scalars().all()
         return [decode(record.encode(), Advice) for record in records]
 
-    def has_advice(self, advice_id: str) -> bool:
-        """Returns whether there is an advice of that id."""
-        query = sa.select(_advices.c.number).where(_advices.c.advice_id == advice_id)
-        with _told(), self._engine.connect() as connection:
-            return connection.execute(query).first() is not None
-
     def advices(
         self, *, most: int = 0, before: int | None = None
     ) -> tuple[list[Advice], int | None]:

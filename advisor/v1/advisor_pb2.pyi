@@ -1451,6 +1451,7 @@ class Environment(google.protobuf.message.Message):
     DRIVER_FIELD_NUMBER: builtins.int
     PLATFORM_FIELD_NUMBER: builtins.int
     DEVICE_UUID_FIELD_NUMBER: builtins.int
+    CAPABILITY_FIELD_NUMBER: builtins.int
     torch: builtins.str
     """Version of torch."""
     python: builtins.str
@@ -1475,6 +1476,8 @@ class Environment(google.protobuf.message.Message):
     """Operating system."""
     device_uuid: builtins.str
     """The GPU's own name, which no renumbering changes."""
+    capability: builtins.str
+    """What kernels are compiled for, such as `9.0`; empty without a GPU."""
     def __init__(
         self,
         *,
@@ -1490,8 +1493,9 @@ class Environment(google.protobuf.message.Message):
         driver: builtins.str = ...,
         platform: builtins.str = ...,
         device_uuid: builtins.str = ...,
+        capability: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cores", b"cores", "cuda", b"cuda", "device", b"device", "device_name", b"device_name", "device_uuid", b"device_uuid", "driver", b"driver", "memory_bytes", b"memory_bytes", "platform", b"platform", "python", b"python", "threads", b"threads", "torch", b"torch", "transformers", b"transformers"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["capability", b"capability", "cores", b"cores", "cuda", b"cuda", "device", b"device", "device_name", b"device_name", "device_uuid", b"device_uuid", "driver", b"driver", "memory_bytes", b"memory_bytes", "platform", b"platform", "python", b"python", "threads", b"threads", "torch", b"torch", "transformers", b"transformers"]) -> None: ...
 
 global___Environment = Environment
 
@@ -2209,17 +2213,21 @@ class HandOver(google.protobuf.message.Message):
 
     PATH_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
+    BUNDLE_ID_FIELD_NUMBER: builtins.int
     path: builtins.str
     """Folder on the machine that measured."""
     bytes: builtins.float
     """Size of the folder."""
+    bundle_id: builtins.str
+    """Names what is in it (`advise env`); empty where it was not kept."""
     def __init__(
         self,
         *,
         path: builtins.str = ...,
         bytes: builtins.float = ...,
+        bundle_id: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "path", b"path"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bundle_id", b"bundle_id", "bytes", b"bytes", "path", b"path"]) -> None: ...
 
 global___HandOver = HandOver
 
