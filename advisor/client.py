@@ -15,13 +15,15 @@ import os
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
+import hashlib
+import itertools
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn, Self
@@ -41,6 +43,7 @@ from advisor.events import Event
 from advisor.job_facts import EstimateRequest, EstimateResponse, OutcomeReport
 from advisor.profiler.errors import (
     AdvisorError,
+    DamagedError,
     HostError,
     Interrupted,
     NotFoundError,
@@ -64,6 +67,10 @@ _CONNECT_S = 3.0
 _CALL_S = 30.0
 # The first estimate of a new corpus waits until the cost model is fitted.
 _FIT_S = 300.0
+# A cache of a gigabyte over a slow line; in parts, so that none is larger than a server takes.
+_TRANSFER_S = 3600.0
+_PART_BYTES = 256 << 10
+_ATTEMPTS, _PAUSE_S = 5, 0.5
 _LOG_LINES = 12
 _CANNOT_START = 2
 
@@ -266,6 +273,62 @@ class Client:
             _raise(error, self._server)
         return int(answer.outcomes)
 
+    def put_cache(self, file: Path) -> str:
+        """Sends the archive of a compile cache; returns the cache's id there.
+
+        A transfer that breaks off goes on where it was, a few times. Raises what the server says.
+        """
+        with file.open("rb") as content:
+            sha256 = hashlib.file_digest(content, "sha256").hexdigest()
+            size = content.seek(0, os.SEEK_END)
+            first = pb.PutCacheRequest(sha256=sha256, size_bytes=size)
+            for attempt in itertools.count(1):
+                try:
+                    held = int(self._stub.PutCache(iter([first]), timeout=_CALL_S).held_bytes)
+                    parts = _parts(content, sha256, size, held)
+                    answer = self._stub.PutCache(parts, timeout=_TRANSFER_S)
+                    return str(answer.bundle_id)
+                except grpc.RpcError as error:
+                    self._again(error, attempt)
+        raise AssertionError("count() never ends")
+
+    def get_cache(self, name: str, file: Path) -> str:
+        """Fetches the archive of a compile cache into a file; returns the cache's id.
+
+        `name` is the id of a cache or of an advice, or the key of a job. A transfer that breaks
+        off goes on where it was. Raises `NotFoundError`, `DamagedError` or what the server says.
+        """
+        sha256 = bundle_id = ""
+        with file.open("w+b") as content:
+            for attempt in itertools.count(1):
+                try:
+                    request = pb.GetCacheRequest(name=name, offset=content.tell())
+                    parts = self._stub.GetCache(request, timeout=_TRANSFER_S)
+                    told = next(parts)
+                    if sha256 not in ("", told.sha256):
+                        # Another archive than before: what is there is of no use.
+                        sha256 = ""
+                        content.truncate(content.seek(0))
+                        continue
+                    sha256, bundle_id = told.sha256, told.bundle_id
+                    for part in parts:
+                        content.write(part.data)
+                    break
+                except grpc.RpcError as error:
+                    self._again(error, attempt)
+            content.flush()
+            content.seek(0)
+            if hashlib.file_digest(content, "sha256").hexdigest() != sha256:
+                raise DamagedError(f"the compile cache {name} came damaged", mend="fetch it again")
+        return bundle_id
+
+    def _again(self, error: grpc.RpcError, attempt: int) -> None:
+        """Returns when a transfer is worth another attempt; else raises what the error means."""
+        gone = error_of(error) is None and error.code() is grpc.StatusCode.UNAVAILABLE
+        if not gone or attempt >= _ATTEMPTS:
+            _raise(error, self._server)
+        time.sleep(attempt * _PAUSE_S)
+
     def list_trials(self, advice_id: str = "", most: int = 50) -> list[StoredTrial]:
         """Returns stored trials, newest first; those of one advice when its id is given."""
         found: list[StoredTrial] = []
@@ -293,6 +356,16 @@ class Client:
         except grpc.RpcError as error:
             _raise(error, self._server)
         return found
+
+
+def _parts(content: IO[bytes], sha256: str, size: int, held: int) -> Iterator[pb.PutCacheRequest]:
+    """Yields the messages that send a file from a byte on."""
+    content.seek(held)
+    yield pb.PutCacheRequest(
+        sha256=sha256, size_bytes=size, offset=held, data=content.read(_PART_BYTES)
+    )
+    while data := content.read(_PART_BYTES):
+        yield pb.PutCacheRequest(data=data)
 
 
 def check_address(address: str) -> None:

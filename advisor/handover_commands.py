@@ -1,4 +1,4 @@
-"""The commands of the hand-over: `advise env`, `exec`, `caches`, `pack` and `unpack`.
+"""The commands of the hand-over: `advise env`, `exec`, `caches`, `pack`, `unpack`, `push`, `pull`.
 
 Heavy modules are imported inside them, as in `cli`, which they are a part of.
 """
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _Name = Annotated[
     str, typer.Argument(metavar="ID", help="An advice, or a compile cache of `advise caches`.")
+]
+_Server = Annotated[
+    str, typer.Option("--server", metavar="HOST:PORT", help="The advisor that runs there.")
 ]
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="The archive.")]
 
@@ -117,6 +120,40 @@ def unpack(file: _File) -> int:
     return GIVEN
 
 
+def push(name: _Name, server: _Server) -> int:
+    """Send a compile cache to a running advisor, so that other machines can fetch it."""
+    import tempfile
+
+    from advisor import handover
+    from advisor.client import Client
+    from advisor.profiler import archive
+
+    store = handover.store()
+    bundle = store.find(name)
+    with tempfile.TemporaryDirectory(prefix="advise-") as folder, Client(server) as client:
+        file = Path(folder, "cache.tgz")
+        archive.pack(store, bundle, file)
+        kept = client.put_cache(file)
+    print(f"compile cache {kept}: advise pull {kept} --server {server}")
+    return GIVEN
+
+
+def pull(name: _Name, server: _Server) -> int:
+    """Fetch a compile cache from a running advisor, so that runs here can start from it."""
+    import tempfile
+
+    from advisor import handover
+    from advisor.client import Client
+    from advisor.profiler import archive
+
+    with tempfile.TemporaryDirectory(prefix="advise-") as folder, Client(server) as client:
+        file = Path(folder, "cache.tgz")
+        client.get_cache(name, file)
+        bundle = archive.unpack(handover.store(), file)
+    print(f"compile cache {bundle.bundle_id}: advise exec {bundle.bundle_id} -- python train.py")
+    return GIVEN
+
+
 def _handed(name: str) -> Handed:
     from advisor import handover
     from advisor.profiler import place
@@ -135,3 +172,5 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="caches")(caches)
     app.command(name="pack")(pack)
     app.command(name="unpack")(unpack)
+    app.command(name="push")(push)
+    app.command(name="pull")(pull)

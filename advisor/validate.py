@@ -20,7 +20,9 @@ from google.protobuf.message import Message
 from advisor.job_facts import PRECISIONS
 from advisor.models.devices import Device
 from advisor.models.plan import MOST_HOURS, MOST_STEPS
+from advisor.profiler.bundle import MOST_BYTES
 from advisor.profiler.errors import PlanError
+from advisor.profiler.handover import NAME_PATTERN
 from advisor.profiler.lengths import MOST_DISTINCT, MOST_LENGTH
 from advisor.profiler.records import Dynamic, LengthSource, Mode, Scope
 from advisor.profiler.step_counts import OperatorKind
@@ -212,6 +214,12 @@ RULES: dict[str, Rule] = {
     "GetAdviceRequest.advice_id": Text(required=True, pattern=_ID, says="an advice id"),
     "ListAdvicesRequest.page_size": Number(most=1000),
     "ListAdvicesRequest.page_token": Text(pattern=r"[0-9]{1,18}", says="a next_page_token"),
+    "PutCacheRequest.sha256": Text(pattern=r"[0-9a-f]{64}", says="64 hexadecimal digits"),
+    "PutCacheRequest.size_bytes": Number(most=MOST_BYTES, whole=True),
+    "PutCacheRequest.offset": Number(most=MOST_BYTES, whole=True),
+    "PutCacheRequest.data": Flag(),
+    "GetCacheRequest.name": Text(pattern=NAME_PATTERN, says="an id", required=True),
+    "GetCacheRequest.offset": Number(most=MOST_BYTES, whole=True),
     "ListTrialsRequest.advice_id": Text(pattern=_ID, says="an advice id"),
     "ListTrialsRequest.page_size": Number(most=1000),
     "ListTrialsRequest.page_token": Text(pattern=r"[0-9]{1,18}", says="a next_page_token"),

@@ -9,6 +9,7 @@ that the list holds, and what is in a file must hash to its name before a bundle
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import os
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from advisor.profiler.bundle import Bundle, decoded
-from advisor.profiler.errors import PlanError, StoreError
+from advisor.profiler.errors import DamagedError, PlanError, StoreError
 from advisor.profiler.handover import HandoverStore
 
 _LIST = "bundle.json"
@@ -37,7 +38,12 @@ def pack(store: HandoverStore, bundle: Bundle, target: Path) -> int:
     """
     part = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
     try:
-        with tarfile.open(part, "w:gz", compresslevel=_LEVEL) as archive:
+        with (
+            part.open("xb") as file,
+            # Without a time: the same bundle gives the same archive, which a transfer goes on with.
+            gzip.GzipFile("", "wb", _LEVEL, file, mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w") as archive,
+        ):
             listed = bundle.encoded()
             _add(archive, _LIST, len(listed), io.BytesIO(listed))
             for each in {file.sha256: file for file in bundle.files}.values():
@@ -103,7 +109,9 @@ def _read_errors(source: Path) -> Iterator[None]:
     try:
         yield
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise StoreError(f"the archive {source.name} is damaged or cut off", str(error)) from error
+        raise DamagedError(
+            f"the archive {source.name} is damaged or cut off", str(error)
+        ) from error
     except FileNotFoundError:
         raise PlanError(f"there is no archive {source}") from None
     except OSError as error:

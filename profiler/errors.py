@@ -43,6 +43,10 @@ class StoreError(AdvisorError):
     """The results database cannot be read or written."""
 
 
+class DamagedError(StoreError):
+    """What is kept or was sent is not what it should be: its hash is another."""
+
+
 class NotFoundError(StoreError):
     """The store holds no row of that name."""
 

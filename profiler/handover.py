@@ -37,7 +37,7 @@ from advisor.profiler.bundle import (
     decoded,
     files_of,
 )
-from advisor.profiler.errors import NotFoundError, PlanError, StoreError
+from advisor.profiler.errors import DamagedError, NotFoundError, PlanError, StoreError
 from advisor.profiler.place import Place, difference
 
 # A BERT's cache on a CPU takes 160 MB, most of it the precompiled header, which bundles share.
@@ -45,7 +45,8 @@ USUAL_LIMIT_BYTES = 20 << 30
 # A store that another process holds for longer is stuck: nothing takes minutes in it.
 _LOCK_S = 120.0
 _CHUNK_BYTES = 1 << 20
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+_NAME = re.compile(NAME_PATTERN)
 _VARIABLES = {
     "inductor": "TORCHINDUCTOR_CACHE_DIR",
     "triton": "TRITON_CACHE_DIR",
@@ -208,9 +209,9 @@ class HandoverStore:
 
     def _take_in(self, source: Path, each: BundleFile) -> None:
         if not source.is_file():
-            raise StoreError(f"{each.path} is missing in the bundle")
+            raise DamagedError(f"{each.path} is missing in the bundle")
         if source.stat().st_size != each.size or _sha256(source) != each.sha256:
-            raise StoreError(f"{each.path} is damaged", "its hash is another than listed")
+            raise DamagedError(f"{each.path} is damaged", "its hash is another than listed")
         part = self._part()
         with _storing(self._folder, part):
             shutil.move(source, part)
@@ -233,7 +234,7 @@ class HandoverStore:
                 folder.parent.mkdir(mode=0o700, exist_ok=True)
                 os.rename(part, folder)
         except StoreError as error:
-            if isinstance(error, _Damaged):
+            if isinstance(error, DamagedError):
                 self._bundle(bundle.bundle_id).unlink(missing_ok=True)
                 self._sweep()
             raise
@@ -260,12 +261,12 @@ class HandoverStore:
         try:
             shutil.copy(self._blob(each.sha256), target)
         except FileNotFoundError:
-            raise _Damaged(f"{each.path} of the compile cache is gone") from None
+            raise DamagedError(f"{each.path} of the compile cache is gone") from None
         if target.stat().st_size != each.size or _sha256(target) != each.sha256:
             target.unlink()
             # Not to be found again by another bundle.
             self._blob(each.sha256).unlink(missing_ok=True)
-            raise _Damaged(
+            raise DamagedError(
                 f"{each.path} of the compile cache is damaged",
                 "its hash is another than when it was kept",
                 "the run compiles anew",
@@ -376,10 +377,6 @@ class HandoverStore:
         with contextlib.suppress(OSError):
             return (self._folder / "names" / name).read_text()
         return ""
-
-
-class _Damaged(StoreError):
-    """What is kept is not what was put in."""
 
 
 def header_folder() -> Path:

@@ -269,7 +269,7 @@ def test_a_corrupt_archive_is_told_and_leaves_nothing(tmp_path: Path, damage: st
         data[:] = gzip.compress(gzip.decompress(bytes(data)).replace(b"cubin\0", b"cuban\0"))
     file.write_bytes(bytes(data))
     there = HandoverStore(tmp_path / "there")
-    with pytest.raises(StoreError, match=r"damaged|begin with a list|cannot be read|holds"):
+    with pytest.raises(StoreError, match=r"damaged|begin with a list|cannot be read|holds|missing"):
         archive.unpack(there, file)
     assert there.bundles() == ()
 

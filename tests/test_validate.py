@@ -21,6 +21,8 @@ REQUESTS: tuple[type[Message], ...] = (
     pb.GetAdviceRequest,
     pb.ListAdvicesRequest,
     pb.ListTrialsRequest,
+    pb.PutCacheRequest,
+    pb.GetCacheRequest,
 )
 
 

@@ -18,6 +18,7 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from advisor.profiler.errors import (
     AdvisorError,
+    DamagedError,
     HostError,
     Interrupted,
     NotFoundError,
@@ -58,6 +59,7 @@ ROWS = (
     _Row(PlanError, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PLAN"),
     _Row(WorkloadError, grpc.StatusCode.FAILED_PRECONDITION, "WORKLOAD_UNUSABLE"),
     _Row(HostError, grpc.StatusCode.FAILED_PRECONDITION, "NO_TRIAL_CAN_RUN"),
+    _Row(DamagedError, grpc.StatusCode.DATA_LOSS, "DAMAGED"),
     _Row(NotFoundError, grpc.StatusCode.NOT_FOUND, "NOT_FOUND"),
     _Row(StoreError, grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE"),
     _Row(ShuttingDown, grpc.StatusCode.UNAVAILABLE, "SHUTTING_DOWN"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
 import grpc
@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _SERVICE = "/compile_advisor.v1.Advisor/"
 _UNDECODABLE = object()
+_NO_MESSAGE = "the request's bytes are not a message of this method"
 
 
 # Quoted: generic in the stubs only.
@@ -46,6 +47,8 @@ class ErrorsInterceptor(grpc.aio.ServerInterceptor):
         inner: Any = handler.unary_unary
         if handler.response_streaming:
             wrap, inner = grpc.unary_stream_rpc_method_handler, handler.unary_stream
+        elif handler.request_streaming:
+            wrap, inner = grpc.stream_unary_rpc_method_handler, handler.stream_unary
         return wrap(
             functools.partial(_call, inner, method.removeprefix(_SERVICE)),
             request_deserializer=functools.partial(_decode, handler.request_deserializer),
@@ -60,6 +63,13 @@ def _decode(deserializer: Any, data: bytes) -> Any:
         return _UNDECODABLE
 
 
+async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if request is _UNDECODABLE:
+            raise Undecodable(_NO_MESSAGE)
+        yield request
+
+
 async def _call(
     inner: Callable[[Any, Any], Awaitable[Any]],
     method: str,
@@ -67,8 +77,10 @@ async def _call(
     context: grpc.aio.ServicerContext[Any, Any],
 ) -> Any:
     try:
-        if request is _UNDECODABLE:
-            raise Undecodable("the request's bytes are not a message of this method")
+        if hasattr(request, "__aiter__"):
+            request = _decoded(request)
+        elif request is _UNDECODABLE:
+            raise Undecodable(_NO_MESSAGE)
         return await inner(request, context)
     except grpc.aio.AbortError:
         raise

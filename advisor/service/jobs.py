@@ -94,6 +94,11 @@ class Jobs:
         self._running: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    @property
+    def data(self) -> Path:
+        """The data folder."""
+        return self._data
+
     def start(self, request: AdviceRequest, emit: Emit) -> asyncio.Task[None]:
         """Starts a campaign and returns its task; `emit` gets its events, the advice last.
 

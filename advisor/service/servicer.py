@@ -10,6 +10,7 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
 import grpc
@@ -29,6 +30,7 @@ from advisor.profiler.records import Progress
 from advisor.service.estimator import Estimator
 from advisor.service.jobs import Jobs
 from advisor.service.store import Store
+from advisor.service.transfers import CacheTransfers
 from advisor.v1 import advisor_pb2 as pb
 from advisor.v1 import advisor_pb2_grpc
 from advisor.validate import check, check_device
@@ -48,6 +50,7 @@ class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
         self._store = store
         self._jobs = jobs
         self._estimator = estimator
+        self._transfers = CacheTransfers(jobs.data)
 
     # Writes to the context instead of yielding: a generator that is cancelled while a message is
     # being sent never runs its `finally`.
@@ -129,6 +132,21 @@ class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
         check_device(request.facts.device)
         outcomes = await self._estimator.report(outcome_record(request))
         return pb.ReportOutcomeResponse(outcomes=outcomes)
+
+    async def PutCache(
+        self, request_iterator: AsyncIterator[pb.PutCacheRequest], context: Context
+    ) -> pb.PutCacheResponse:
+        """Takes a compile cache in parts."""
+        return await self._transfers.put(request_iterator)
+
+    # Writes to the context, as `Advise` does.
+    async def GetCache(  # type: ignore[override]
+        self, request: pb.GetCacheRequest, context: Context
+    ) -> None:
+        """Gives a compile cache in parts."""
+        check(request)
+        async for part in self._transfers.get(request):
+            await context.write(part)
 
 
 def _before(token: str) -> int | None:

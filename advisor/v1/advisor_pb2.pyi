@@ -3009,3 +3009,111 @@ class ReportOutcomeResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["outcomes", b"outcomes"]) -> None: ...
 
 global___ReportOutcomeResponse = ReportOutcomeResponse
+
+@typing.final
+class PutCacheRequest(google.protobuf.message.Message):
+    """A part of an archive on its way to the server."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    sha256: builtins.str
+    """SHA-256 of the whole archive, in hexadecimal digits. Required in the first message."""
+    size_bytes: builtins.float
+    """Bytes of the whole archive. Required in the first message."""
+    offset: builtins.float
+    """Byte at which the data of this call begin. In the first message; at most what the server holds."""
+    data: builtins.bytes
+    """The next bytes, at most 512 KiB."""
+    def __init__(
+        self,
+        *,
+        sha256: builtins.str = ...,
+        size_bytes: builtins.float = ...,
+        offset: builtins.float = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["data", b"data", "offset", b"offset", "sha256", b"sha256", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___PutCacheRequest = PutCacheRequest
+
+@typing.final
+class PutCacheResponse(google.protobuf.message.Message):
+    """What the server holds of an archive."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    HELD_BYTES_FIELD_NUMBER: builtins.int
+    COMPLETE_FIELD_NUMBER: builtins.int
+    BUNDLE_ID_FIELD_NUMBER: builtins.int
+    held_bytes: builtins.float
+    """Bytes that are there: where the next call begins."""
+    complete: builtins.bool
+    """Whether the whole archive is there, and its cache kept."""
+    bundle_id: builtins.str
+    """The compile cache that was kept; empty before `complete`."""
+    def __init__(
+        self,
+        *,
+        held_bytes: builtins.float = ...,
+        complete: builtins.bool = ...,
+        bundle_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bundle_id", b"bundle_id", "complete", b"complete", "held_bytes", b"held_bytes"]) -> None: ...
+
+global___PutCacheResponse = PutCacheResponse
+
+@typing.final
+class GetCacheRequest(google.protobuf.message.Message):
+    """Which compile cache is wanted."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    OFFSET_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """The id of a compile cache or an advice, or the key of a job. Required."""
+    offset: builtins.float
+    """Byte of the archive at which to begin: what the caller has already."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        offset: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "offset", b"offset"]) -> None: ...
+
+global___GetCacheRequest = GetCacheRequest
+
+@typing.final
+class GetCacheResponse(google.protobuf.message.Message):
+    """A part of an archive on its way from the server."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BUNDLE_ID_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    DATA_FIELD_NUMBER: builtins.int
+    bundle_id: builtins.str
+    """The compile cache. In the first message only, as the next two."""
+    sha256: builtins.str
+    """SHA-256 of the whole archive: another than before means that what one has is of no use."""
+    size_bytes: builtins.float
+    """Bytes of the whole archive."""
+    data: builtins.bytes
+    """The next bytes."""
+    def __init__(
+        self,
+        *,
+        bundle_id: builtins.str = ...,
+        sha256: builtins.str = ...,
+        size_bytes: builtins.float = ...,
+        data: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bundle_id", b"bundle_id", "data", b"data", "sha256", b"sha256", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___GetCacheResponse = GetCacheResponse

@@ -65,6 +65,16 @@ class AdvisorStub(object):
                 request_serializer=advisor_dot_v1_dot_advisor__pb2.ReportOutcomeRequest.SerializeToString,
                 response_deserializer=advisor_dot_v1_dot_advisor__pb2.ReportOutcomeResponse.FromString,
                 _registered_method=True)
+        self.PutCache = channel.stream_unary(
+                '/compile_advisor.v1.Advisor/PutCache',
+                request_serializer=advisor_dot_v1_dot_advisor__pb2.PutCacheRequest.SerializeToString,
+                response_deserializer=advisor_dot_v1_dot_advisor__pb2.PutCacheResponse.FromString,
+                _registered_method=True)
+        self.GetCache = channel.unary_stream(
+                '/compile_advisor.v1.Advisor/GetCache',
+                request_serializer=advisor_dot_v1_dot_advisor__pb2.GetCacheRequest.SerializeToString,
+                response_deserializer=advisor_dot_v1_dot_advisor__pb2.GetCacheResponse.FromString,
+                _registered_method=True)
 
 
 class AdvisorServicer(object):
@@ -121,6 +131,25 @@ class AdvisorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PutCache(self, request_iterator, context):
+        """Takes a compile cache as the archive that `advise pack` writes, in parts. The first message says
+        which one; all carry data. A call that ends before the whole is there keeps what came: the next
+        one begins at `held_bytes`, and one without data asks for it.
+
+        INVALID_ARGUMENT: the first message does not say which archive, or where it begins.
+        DATA_LOSS: what came is not what was announced; it is forgotten.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCache(self, request, context):
+        """Gives a compile cache as an archive, in parts. NOT_FOUND: there is none of that name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdvisorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -153,6 +182,16 @@ def add_AdvisorServicer_to_server(servicer, server):
                     servicer.ReportOutcome,
                     request_deserializer=advisor_dot_v1_dot_advisor__pb2.ReportOutcomeRequest.FromString,
                     response_serializer=advisor_dot_v1_dot_advisor__pb2.ReportOutcomeResponse.SerializeToString,
+            ),
+            'PutCache': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutCache,
+                    request_deserializer=advisor_dot_v1_dot_advisor__pb2.PutCacheRequest.FromString,
+                    response_serializer=advisor_dot_v1_dot_advisor__pb2.PutCacheResponse.SerializeToString,
+            ),
+            'GetCache': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetCache,
+                    request_deserializer=advisor_dot_v1_dot_advisor__pb2.GetCacheRequest.FromString,
+                    response_serializer=advisor_dot_v1_dot_advisor__pb2.GetCacheResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -318,6 +357,60 @@ class Advisor(object):
             '/compile_advisor.v1.Advisor/ReportOutcome',
             advisor_dot_v1_dot_advisor__pb2.ReportOutcomeRequest.SerializeToString,
             advisor_dot_v1_dot_advisor__pb2.ReportOutcomeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutCache(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/compile_advisor.v1.Advisor/PutCache',
+            advisor_dot_v1_dot_advisor__pb2.PutCacheRequest.SerializeToString,
+            advisor_dot_v1_dot_advisor__pb2.PutCacheResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCache(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/compile_advisor.v1.Advisor/GetCache',
+            advisor_dot_v1_dot_advisor__pb2.GetCacheRequest.SerializeToString,
+            advisor_dot_v1_dot_advisor__pb2.GetCacheResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -69,6 +69,24 @@ class AdvisorStub:
     ]
     """Takes what compiling really brought to a job: estimates of this server learn from it."""
 
+    PutCache: grpc.StreamUnaryMultiCallable[
+        advisor.v1.advisor_pb2.PutCacheRequest,
+        advisor.v1.advisor_pb2.PutCacheResponse,
+    ]
+    """Takes a compile cache as the archive that `advise pack` writes, in parts. The first message says
+    which one; all carry data. A call that ends before the whole is there keeps what came: the next
+    one begins at `held_bytes`, and one without data asks for it.
+
+    INVALID_ARGUMENT: the first message does not say which archive, or where it begins.
+    DATA_LOSS: what came is not what was announced; it is forgotten.
+    """
+
+    GetCache: grpc.UnaryStreamMultiCallable[
+        advisor.v1.advisor_pb2.GetCacheRequest,
+        advisor.v1.advisor_pb2.GetCacheResponse,
+    ]
+    """Gives a compile cache as an archive, in parts. NOT_FOUND: there is none of that name."""
+
 class AdvisorAsyncStub:
     """Says whether torch.compile pays for a training job, and with which settings, by measuring."""
 
@@ -117,6 +135,24 @@ class AdvisorAsyncStub:
         advisor.v1.advisor_pb2.ReportOutcomeResponse,
     ]
     """Takes what compiling really brought to a job: estimates of this server learn from it."""
+
+    PutCache: grpc.aio.StreamUnaryMultiCallable[
+        advisor.v1.advisor_pb2.PutCacheRequest,
+        advisor.v1.advisor_pb2.PutCacheResponse,
+    ]
+    """Takes a compile cache as the archive that `advise pack` writes, in parts. The first message says
+    which one; all carry data. A call that ends before the whole is there keeps what came: the next
+    one begins at `held_bytes`, and one without data asks for it.
+
+    INVALID_ARGUMENT: the first message does not say which archive, or where it begins.
+    DATA_LOSS: what came is not what was announced; it is forgotten.
+    """
+
+    GetCache: grpc.aio.UnaryStreamMultiCallable[
+        advisor.v1.advisor_pb2.GetCacheRequest,
+        advisor.v1.advisor_pb2.GetCacheResponse,
+    ]
+    """Gives a compile cache as an archive, in parts. NOT_FOUND: there is none of that name."""
 
 class AdvisorServicer(metaclass=abc.ABCMeta):
     """Says whether torch.compile pays for a training job, and with which settings, by measuring."""
@@ -178,5 +214,27 @@ class AdvisorServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[advisor.v1.advisor_pb2.ReportOutcomeResponse, collections.abc.Awaitable[advisor.v1.advisor_pb2.ReportOutcomeResponse]]:
         """Takes what compiling really brought to a job: estimates of this server learn from it."""
+
+    @abc.abstractmethod
+    def PutCache(
+        self,
+        request_iterator: _MaybeAsyncIterator[advisor.v1.advisor_pb2.PutCacheRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[advisor.v1.advisor_pb2.PutCacheResponse, collections.abc.Awaitable[advisor.v1.advisor_pb2.PutCacheResponse]]:
+        """Takes a compile cache as the archive that `advise pack` writes, in parts. The first message says
+        which one; all carry data. A call that ends before the whole is there keeps what came: the next
+        one begins at `held_bytes`, and one without data asks for it.
+
+        INVALID_ARGUMENT: the first message does not say which archive, or where it begins.
+        DATA_LOSS: what came is not what was announced; it is forgotten.
+        """
+
+    @abc.abstractmethod
+    def GetCache(
+        self,
+        request: advisor.v1.advisor_pb2.GetCacheRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[advisor.v1.advisor_pb2.GetCacheResponse], collections.abc.AsyncIterator[advisor.v1.advisor_pb2.GetCacheResponse]]:
+        """Gives a compile cache as an archive, in parts. NOT_FOUND: there is none of that name."""
 
 def add_AdvisorServicer_to_server(servicer: AdvisorServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
