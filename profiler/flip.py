@@ -9,7 +9,7 @@ dynamo skips frames of torch.nn (seen with torch 2.13); compiling its `forward` 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ import torch
 from advisor.profiler import settings, torch_internals
 from advisor.profiler.errors import PlanError
 from advisor.profiler.records import Blocks, Config, Scope
+
+Call = Callable[..., Any]
 
 
 def is_torch_class(module: torch.nn.Module) -> bool:
@@ -48,8 +50,16 @@ class Flip:
     1 ms step and makes a draw look like a gain.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module], config: Config) -> None:
+    def __init__(
+        self,
+        modules: Sequence[torch.nn.Module],
+        config: Config,
+        guard: Callable[[Call, Call], Call] = lambda compiled, _: compiled,
+    ) -> None:
+        """`guard` is given the compiled and the eager call of a module and returns what is called
+        while the modules are flipped to compiled."""
         self.config = config
+        self._guard = guard
         self.compiled = False
         self._modules = tuple(modules)
         self._calls: list[tuple[torch.nn.Module, Any]] = []
@@ -70,10 +80,13 @@ class Flip:
         arguments = settings.compile_arguments(self.config)
         for module in self._modules:
             if is_torch_class(module):
-                self._forwards.append((module, torch.compile(module.forward, **arguments)))
+                compiled = torch.compile(module.forward, **arguments)
+                self._forwards.append((module, self._guard(compiled, module.forward)))
             else:
                 module.compile(**arguments)
-                self._calls.append((module, torch_internals.compiled_call(module)))
+                compiled = torch_internals.compiled_call(module)
+                eager = torch_internals.eager_call(module)
+                self._calls.append((module, self._guard(compiled, eager)))
         self.to_compiled()
 
     def to_compiled(self) -> None:

@@ -63,19 +63,29 @@ class TrialHost:
     async def __aenter__(self) -> Self:
         ours, theirs = socket.socketpair()
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                self._python,
-                "-P",
-                "-m",
-                "advisor.profiler.host",
-                str(theirs.fileno()),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                # Out of the terminal's reach: Ctrl-C is for whoever asked, who then ends us.
-                start_new_session=True,
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
+                    self._python,
+                    "-P",
+                    "-m",
+                    "advisor.profiler.host",
+                    str(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=self._log,
+                    stderr=self._log,
+                    # Out of the terminal's reach: Ctrl-C is for whoever asked, who then ends us.
+                    start_new_session=True,
+                )
             )
+            try:
+                self._process = await asyncio.shield(starting)
+            except asyncio.CancelledError:
+                # Cancelled half-way it would leave a process that nobody knows of.
+                self._process = await starting
+                ours.close()
+                await to_the_end(self._kill())
+                raise
         finally:
             theirs.close()
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
@@ -87,6 +97,8 @@ class TrialHost:
             if not isinstance(message, Ready):
                 raise HostError("the trial host did not start", str(message))
         except BaseException as error:
+            # It imports torch, during which it hears nothing.
+            await to_the_end(self._kill())
             await self._stop()
             if isinstance(error, TimeoutError):
                 raise HostError(
@@ -173,6 +185,13 @@ class TrialHost:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+    async def _kill(self) -> None:
+        """Kills a host that has not begun: there is no trial that it would have to end."""
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
 
     def log(self) -> str:
         """Returns the last lines that the host itself printed."""

@@ -147,6 +147,22 @@ def set_job_id(name: str) -> None:
         config.job_id = name
 
 
+@contextlib.contextmanager
+def backward_compiled_at_once() -> Iterator[None]:
+    """Has a backward graph compiled together with its forward, where its failure can be met.
+
+    Otherwise it is compiled when the backward runs (torch._functorch.config). Does nothing where
+    torch has no such setting.
+    """
+    name = "force_non_lazy_backward_lowering"
+    config = find("torch._functorch.config")
+    if config is None or not hasattr(config, name):
+        yield
+        return
+    with config.patch({name: True}):
+        yield
+
+
 def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> bool:
     """Marks a dimension as varying from `low` to `high`; False when this torch cannot.
 
@@ -167,6 +183,11 @@ def jagged_tensors_made() -> bool:
 def compiled_call(module: torch.nn.Module) -> Any:
     """Returns what `module.compile()` put in place of the call, or None."""
     return getattr(module, "_compiled_call_impl", None)
+
+
+def eager_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """Returns what a module's call does when it was never compiled, hooks included."""
+    return getattr(module, "_call_impl", module.forward)
 
 
 def set_compiled_call(module: torch.nn.Module, call: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,12 @@ def logging_as_before() -> Iterator[None]:
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def job_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps tests that share a compile cache from sharing which sizes turned out dynamic."""
+    monkeypatch.setenv("TORCH_COMPILE_JOB_ID", f"test-{uuid.uuid4().hex}")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,61 @@
+"""What a training loop believes of compiling its model before it has tried."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+
+import torch
+
+from advisor import prior_store
+from advisor.job_facts import JobFacts
+from advisor.models.loop_policy import Believe, Outlook
+from advisor.models.prior import LEVELS_OF_BELIEF, Belief, normal_quantiles
+from advisor.profiler.errors import AdvisorError
+from advisor.profiler.records import Config
+
+log = logging.getLogger(__name__)
+
+# Without a fitted cost model, which a loop does not wait for: the training rows of the corpus
+# (`advise corpus`), whose speedups have a median of 1.25 and a log spread of 0.25, and whose cold
+# starts one of 40 s and 0.6.
+_USUAL = Outlook(
+    speedup=Belief(math.log(1.25) + 0.25 * normal_quantiles(LEVELS_OF_BELIEF)),
+    compile_s=Belief(math.log(40.0) + 0.6 * normal_quantiles(LEVELS_OF_BELIEF)),
+)
+_PRECISIONS = {torch.float16: "fp16", torch.bfloat16: "bf16"}
+
+
+def beliefs_of(model: torch.nn.Module, device: torch.device, config: Config) -> Believe:
+    """Returns what is believed of compiling a model, given the seconds of an eager step.
+
+    From the fitted cost model where it is at hand, else from what most trainings showed.
+    """
+    if not prior_store.is_kept():
+        return lambda _: _USUAL
+    prior = prior_store.load()
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+
+    def believe(step_s: float) -> Outlook:
+        facts = JobFacts(
+            device=_device_name(device),
+            family=type(model).__name__,
+            precision=_PRECISIONS.get(dtype, "fp32"),
+            parameters=float(sum(p.numel() for p in model.parameters())),
+            eager_step_s=step_s,
+        )
+        try:
+            said = prior.estimate(facts.facts(config))
+        except AdvisorError as error:
+            log.info("the cost model does not know this device: %s", error)
+            return _USUAL
+        return Outlook(speedup=said.speedup, compile_s=said.compile_s)
+
+    return believe
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"cpu-{len(os.sched_getaffinity(0))}"
