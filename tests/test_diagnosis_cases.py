@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import linecache
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -56,6 +57,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Tria
 
         def run(workload: str, config: Config = EAGER) -> Trial:
             file, _, name = workload.partition(":")
+            # Code is shared, but not which sizes of the workloads before turned out dynamic.
+            shutil.rmtree(folder / "inductor" / "dynamo", ignore_errors=True)
             spec = TrialSpec(
                 trial_id=uuid.uuid4().hex,
                 kind=TrialKind.COMPILE,
