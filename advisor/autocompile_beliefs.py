@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 # Without a fitted cost model, which a loop does not wait for: the training rows of the corpus. The
 # median of 2,207 speedups is 1.28 and of 2,113 cold starts 43 s; the spreads are log(p95/p05)/3.29.
-_USUAL = Outlook(
+USUAL = Outlook(
     speedup=Belief(math.log(1.28) + 0.23 * normal_quantiles(LEVELS_OF_BELIEF)),
     compile_s=Belief(math.log(43.0) + 0.91 * normal_quantiles(LEVELS_OF_BELIEF)),
 )
@@ -33,7 +33,7 @@ def beliefs_of(model: torch.nn.Module, device: torch.device, config: Config) -> 
     From the fitted cost model where it is at hand, else from what most trainings showed.
     """
     if not prior_store.is_kept():
-        return lambda _: _USUAL
+        return lambda _: USUAL
     prior = prior_store.load()
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
 
@@ -49,7 +49,7 @@ def beliefs_of(model: torch.nn.Module, device: torch.device, config: Config) -> 
             said = prior.estimate(facts.facts(config))
         except AdvisorError as error:
             log.info("the cost model does not know this device: %s", error)
-            return _USUAL
+            return USUAL
         return Outlook(speedup=said.speedup, compile_s=said.compile_s)
 
     return believe

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from advisor import estimate_commands as commands
-from advisor import handover_commands, options
+from advisor import handover_commands, options, train_commands
 from advisor.exits import (
     GIVEN,
     INTERRUPTED,
@@ -51,9 +51,10 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=train_commands.WithCommand)
 def run(  # noqa: PLR0913 - one parameter for each option
-    workload: options.Workload,
+    context: typer.Context,
+    workload: options.WorkloadOrCommand = None,
     steps: Annotated[float | None, typer.Option(help="Optimizer steps planned.")] = None,
     epochs: Annotated[float | None, typer.Option(help="Epochs planned.")] = None,
     steps_per_epoch: Annotated[float | None, typer.Option(help="Steps of one epoch.")] = None,
@@ -90,12 +91,15 @@ def run(  # noqa: PLR0913 - one parameter for each option
     as_json: options.Json = False,
     plot: options.PlotFile = None,
 ) -> int:
-    """Measure a training job and say whether torch.compile pays for it."""
+    """Measure a training job and say whether torch.compile pays for it.
+
+    A script that nobody changed runs for its first steps: advise run --steps N -- python train.py
+    """
     from advisor.question import Typed
 
     return _run(
         Typed(
-            target=workload,
+            target=_target(workload, train_commands.command_of(context)),
             steps=steps,
             epochs=epochs,
             steps_per_epoch=steps_per_epoch,
@@ -125,6 +129,7 @@ def run(  # noqa: PLR0913 - one parameter for each option
             padding=padding,
             sorted_by_length=sorted_by_length,
         ),
+        train_commands.command_of(context),
         server,
         as_json,
         plot,
@@ -240,6 +245,7 @@ def check(  # noqa: PLR0913 - one parameter for each option
 for _command in (commands.estimate, commands.report, commands.devices, commands.corpus):
     app.command()(_command)
 handover_commands.add_to(app)
+app.command(cls=train_commands.WithCommand)(train_commands.train)
 
 
 @app.command()
@@ -340,16 +346,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return say_interrupted() if code == INTERRUPTED else int(code or GIVEN)
 
 
-def _run(typed: Typed, server: str | None, as_json: bool, plot: Path | None) -> int:
+def _run(
+    typed: Typed, command: list[str] | None, server: str | None, as_json: bool, plot: Path | None
+) -> int:
     from advisor.question import request_of
 
-    request = request_of(typed)
+    request = request_of(typed) if command is None else None
     if plot is not None:
         from advisor.plot import check_path
 
         check_path(plot)
-    _answer(_measure(request, server), as_json, plot)
+    if request is not None:
+        advice = _measure(request, server)
+    else:
+        with _ended_by_signals():
+            advice = train_commands.measure(typed, command or (), server)
+    _answer(advice, as_json, plot)
     return GIVEN
+
+
+def _target(workload: str | None, command: list[str] | None) -> str:
+    from advisor.profiler.errors import PlanError
+
+    if (workload is None) == (command is None):
+        what = "Missing argument WORKLOAD" if workload is None else "two jobs were named"
+        mend = "advise run train.py:build, or a script as it is: advise run -- python train.py"
+        raise PlanError(what, mend=mend)
+    return workload or ""
 
 
 def _explained(typed: Typed, server: str | None) -> Advice:

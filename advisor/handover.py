@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from advisor import quick_start
 from advisor.places import data_folder
 from advisor.profiler import place
 from advisor.profiler.bundle import Bundle, BundleFacts
@@ -60,6 +61,7 @@ def activate(name: str, *, data: Path | None = None) -> Activation:
     handed = caches.hand_over(bundle, _this_place())
     caches.hold(bundle)
     os.environ.update(variables(handed))
+    quick_start.start(handed.folder)
     return Activation(bundle, handed.folder)
 
 

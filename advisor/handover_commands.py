@@ -33,7 +33,7 @@ def env(name: _Name) -> int:
     """
     from advisor import handover
 
-    for variable, value in handover.variables(_handed(name)).items():
+    for variable, value in handover.variables(handed_over(name)).items():
         print(f"export {variable}={shlex.quote(value)}")
     return GIVEN
 
@@ -58,7 +58,7 @@ def execute(
     command = command[1:] if command[0] == "--" else command
     if not command:
         raise PlanError("there is no command to run", mend="advise exec ID -- python train.py")
-    handed = _handed(name)
+    handed = handed_over(name)
     if shutil.which(command[0]) is None:
         raise PlanError(f"{command[0]!r} cannot be run", "there is no such command")
     environment = injected({**os.environ, **handover.variables(handed)})
@@ -154,7 +154,8 @@ def pull(name: _Name, server: _Server) -> int:
     return GIVEN
 
 
-def _handed(name: str) -> Handed:
+def handed_over(name: str) -> Handed:
+    """Returns a compile cache, laid out for a run on this machine."""
     from advisor import handover
     from advisor.profiler import place
 

@@ -44,8 +44,10 @@ class _Watcher(importlib.abc.MetaPathFinder):
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
+        # The others, among them those who wait for the same module.
+        finders = (finder.find_spec(fullname, path, target) for finder in tuple(sys.meta_path))
+        spec = next((found for found in finders if found is not None), None)
+        if spec is not None and spec.loader is not None and not isinstance(spec.loader, type):
             _call_after(spec.loader, self._then)
         return spec
 
@@ -57,5 +59,5 @@ def _call_after(loader: importlib.abc.Loader, then: Callable[[], None]) -> None:
         execute(module)
         then()
 
-    # This loader is the module's own: PathFinder makes one for each spec.
+    # This loader is the module's own: finders make one for each spec, or else give a class.
     loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -10,6 +10,14 @@ import typer
 Workload = Annotated[
     str, typer.Argument(help="file.py:function, package.module:function, hf:NAME or hf:DIR.")
 ]
+WorkloadOrCommand = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="WORKLOAD | -- COMMAND...",
+        help="file.py:function, package.module:function, hf:NAME or hf:DIR; or a script as it is: "
+        "-- python train.py",
+    ),
+]
 Budget = Annotated[
     str | None, typer.Option(metavar="TIME", help="Longest to measure: 300, 5m, 1h.")
 ]

@@ -14,6 +14,7 @@ the optimum (Purohit et al., Improving online algorithms via ML predictions, 201
 from __future__ import annotations
 
 import enum
+import math
 import statistics as stdlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,8 +43,13 @@ _QUIET_STEPS = 3
 _BLOCK_S, _LEAST_BLOCK, _MOST_BLOCK = 0.25, 3, 50
 _SETTLE_STEPS = 1
 _ABBA = (True, False, False, True)
-_LEAST_QUADS, _MOST_QUADS = 3, 30
+_LEAST_QUADS, _MOST_QUADS = 5, 30
 _NARROW = 0.01
+# What was measured in a few seconds is looked at again, each time after twice as many steps: a
+# machine that was disturbed then is not disturbed for ever. Not where less than so many times what
+# looking takes is left. Done in whole multiples of steps, so that ranks which agree then agree.
+_LOOKS_AGAIN, _LEAST_LEFT = 3, 20
+AGREE_STEPS = 50
 # Recompiles are a storm when they have cost more than compiling has brought, and so many at least.
 _STORM_COMPILES = 4
 
@@ -72,17 +78,44 @@ class Outlook:
     compile_s: Belief
 
 
+@dataclass(frozen=True, slots=True)
+class LoopOutcome:
+    """What a loop has done so far, and what it found; times in seconds.
+
+    `speedup` is eager over compiled step time and None before both took turns, `saved_s` what the
+    steps so far were spared, less what compiling took; `failure` is empty where nothing failed.
+    """
+
+    stage: Stage = Stage.LOOK
+    arm: Arm = Arm.EAGER
+    steps_done: int = 0
+    eager_step_s: float | None = None
+    speedup: Interval | None = None
+    compile_s: float = 0.0
+    saved_s: float = 0.0
+    reason: str = ""
+    failure: str = ""
+
+
 Floats = NDArray[np.float64]
 # From the seconds of an eager step to what is believed.
 Believe = Callable[[float], Outlook]
+# How many steps the training has, or that from the seconds of an eager step; None: nobody knows.
+Steps = float | Callable[[float], float] | None
 
 
 class LoopPolicy:
-    """Decides for one training of `steps` steps (None: nobody knows how many)."""
+    """Decides for one training.
 
-    def __init__(self, steps: float | None, believe: Believe) -> None:
-        self._steps = steps
+    `steps` is how many steps it has, or tells that from the seconds of an eager step; None: nobody
+    knows. With `always_try` it compiles whatever is believed, to measure.
+    """
+
+    def __init__(self, steps: Steps, believe: Believe, *, always_try: bool = False) -> None:
+        self._planned = steps
+        self._steps = None if callable(steps) else steps
         self._believe = believe
+        self._always_try = always_try
         self.stage = Stage.LOOK
         self.arm = Arm.EAGER
         self.done = 0
@@ -101,6 +134,8 @@ class LoopPolicy:
         self._settling = 0
         self._late_s, self._late = 0.0, 0
         self._gained_s = 0.0
+        self._looks_left = 0
+        self._measured_steps = self._seen_quads = 0
 
     def took(self, seconds: float, *, compiling: bool = False) -> None:
         """Takes what the last step, in `arm`, took, and whether the compiler was at work in it."""
@@ -110,16 +145,40 @@ class LoopPolicy:
         elif self.stage is Stage.COLD:
             self._cold(seconds, compiling)
         elif self.stage is Stage.MEASURE:
+            self._measured_steps += 1
             self._measure(seconds, compiling)
-        elif self.arm is Arm.COMPILED:
-            self._watch(seconds, compiling)
+        else:
+            if self.arm is Arm.COMPILED:
+                self._watch(seconds, compiling)
+            self._look_at_it_again()
 
-    def plan_steps(self, steps: float) -> None:
-        """Takes how many steps the training has, once that is known."""
-        self._steps = steps
+    @property
+    def final(self) -> bool:
+        """Whether the arm is settled for good."""
+        return self.stage is Stage.SETTLED and not self._looks_left
+
+    @property
+    def most_saved_s(self) -> float:
+        """Returns what compiling could save at best, in seconds: more than that, none may take."""
+        return math.inf if self._always_try else self._most_saved
+
+    @property
+    def outcome(self) -> LoopOutcome:
+        """What was done so far, and found."""
+        return LoopOutcome(
+            stage=self.stage,
+            arm=self.arm,
+            steps_done=self.done,
+            eager_step_s=self.eager_step_s,
+            speedup=self.speedup,
+            compile_s=self.cold_s + self._late_s,
+            saved_s=self.saved_s,
+            reason=self.reason,
+        )
 
     def gives_up(self, why: str) -> None:
         """Takes that the compiled arm cannot go on: eager from now on."""
+        self._looks_left = 0
         self._settle(Arm.EAGER, why)
 
     # --- eager steps first
@@ -130,6 +189,8 @@ class LoopPolicy:
         if self.done < self._look_again_at or not self._looked_enough():
             return
         self.eager_step_s = stdlib.median(self._looked[-_MOST_LOOKED:])
+        if callable(self._planned):
+            self._steps = self._planned(self.eager_step_s)
         left = self._left()
         if self._worth_trying(left, self.eager_step_s):
             self.stage, self.arm = Stage.COLD, Arm.COMPILED
@@ -152,6 +213,8 @@ class LoopPolicy:
 
     def _worth_trying(self, left: float, step_s: float) -> bool:
         """Returns whether compiling is expected to save time, at a risk that the plan can bear."""
+        if self._always_try:
+            return True
         outlook = self._believe(step_s)
         speeds = _at(outlook.speedup, _SPEED_SHARES)[:, None]
         starts = _at(outlook.compile_s, _START_SHARES)[None, :]
@@ -180,13 +243,14 @@ class LoopPolicy:
             self._quiet = 0
         else:
             self._quiet += 1
-        if self.cold_s > self._most_saved:
+        if self.cold_s > self.most_saved_s:
             self._settle(
                 Arm.EAGER,
                 f"compiling has taken {duration(self.cold_s)}, more than it could ever save",
             )
         elif self._quiet >= _QUIET_STEPS:
             self.stage, self._settling = Stage.MEASURE, 0
+            self._looks_left = _LOOKS_AGAIN
 
     # --- both arms in turns
 
@@ -218,13 +282,13 @@ class LoopPolicy:
         return max(_LEAST_BLOCK, min(_MOST_BLOCK, wanted))
 
     def _decided(self) -> bool:
-        quads = len(self._pairs)
+        quads = len(self._pairs) - self._seen_quads
         if quads < _LEAST_QUADS:
             return False
         found = speedup(self._pairs)
         self.speedup = found
         clear = found.low > 1 or found.high < 1 or half_width(found) < _NARROW
-        if not clear and quads < _MOST_QUADS:
+        if not clear and quads % _MOST_QUADS:
             return False
         self.eager_step_s = stdlib.fmean(pair.eager_s for pair in self._pairs)
         at = f"{found.median:.2f}x ({found.low:.2f}-{found.high:.2f})"
@@ -234,7 +298,20 @@ class LoopPolicy:
             self._settle(Arm.EAGER, f"compiled steps are no faster: {at}")
         return True
 
+    def _look_at_it_again(self) -> None:
+        again = self._looks_left and self.done >= self._look_again_at
+        # The step after whole multiples: those that ranks have told each other of.
+        if not again or (self.done - 1) % AGREE_STEPS:
+            return
+        self._looks_left -= 1
+        if self._left() < _LEAST_LEFT * self._measured_steps:
+            self._looks_left = 0
+            return
+        self.stage, self.arm, self._settling = Stage.MEASURE, Arm.COMPILED, _SETTLE_STEPS
+        self._measured_steps, self._seen_quads = 0, len(self._pairs)
+
     def _settle(self, arm: Arm, why: str) -> None:
+        self._look_again_at = 2 * self.done
         self.stage, self.arm, self.reason = Stage.SETTLED, arm, why
         self.saved_s = self._gained_s - self.cold_s - self._late_s
 
@@ -251,6 +328,7 @@ class LoopPolicy:
         self.saved_s = self._gained_s - self.cold_s - self._late_s
         spared = max(self._gained_s, self.cold_s)
         if self._late >= _STORM_COMPILES and self._late_s > spared:
+            self._looks_left = 0
             self._settle(
                 Arm.EAGER,
                 f"{self._late} recompiles took {duration(self._late_s)}, more than compiled steps"

@@ -1,7 +1,7 @@
-"""Trials: one configuration of a training job measured in a process of its own.
+"""Trials: one configuration of a training job measured, in a process of its own or in this one.
 
 Names are imported when they are asked for: what only needs an error or a record must not wait for
-the rest, and nothing here imports torch but `Workload`.
+the rest, and nothing here imports torch but `Workload` and `profile_here`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from advisor.profiler.api import diagnose, diagnose_async, profile, profile_async
     from advisor.profiler.errors import AdvisorError, HostError, PlanError, WorkloadError
+    from advisor.profiler.in_process import profile_here
     from advisor.profiler.records import Config, Diagnosis, Trial
     from advisor.profiler.workload import Workload
 
@@ -28,11 +29,13 @@ __all__ = [
     "diagnose_async",
     "profile",
     "profile_async",
+    "profile_here",
 ]
 
 _ROOMS = {
     "api": ("diagnose", "diagnose_async", "profile", "profile_async"),
     "errors": ("AdvisorError", "HostError", "PlanError", "WorkloadError"),
+    "in_process": ("profile_here",),
     "records": ("Config", "Diagnosis", "Trial"),
     "workload": ("Workload",),
 }

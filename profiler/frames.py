@@ -63,6 +63,9 @@ class EndReason(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
+CANCELLED = EndReason(kind="cancelled", message="the trial was cancelled")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """How the trial's process ended, in the host's eyes."""
@@ -117,9 +120,10 @@ class Run(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class End(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """End the running trial now."""
+    """End the running trial now; without a reason it was cancelled."""
 
     trial_id: str
+    reason: EndReason | None = None
 
 
 ToHost = Run | End

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from advisor.profiler import process_tree, shared_memory
 from advisor.profiler.errors import HostError
 from advisor.profiler.frames import (
+    CANCELLED,
     End,
     Ended,
     EndReason,
@@ -147,7 +148,7 @@ class Host:
             and running is not None
             and running.spec.trial_id == message.trial_id
         ):
-            self._end(running, EndReason(kind="cancelled", message="the trial was cancelled"))
+            self._end(running, message.reason or CANCELLED)
 
     def _start(self, spec: TrialSpec) -> None:
         threads = len(os.listdir("/proc/self/task"))

@@ -20,6 +20,7 @@ from advisor.profiler.errors import HostError
 from advisor.profiler.frames import (
     End,
     Ended,
+    EndReason,
     FromHost,
     Ready,
     Refused,
@@ -137,6 +138,10 @@ class TrialHost:
         if ended.unusable is not None:
             raise unusable_error(ended.unusable)
         return trial_of(spec, ended)
+
+    def end(self, spec: TrialSpec, reason: EndReason) -> None:
+        """Has a trial that runs end now; `run` then returns what there is of it, and the reason."""
+        self._send(End(trial_id=spec.trial_id, reason=reason))
 
     async def _until_ended(self, spec: TrialSpec, on_progress: Callable[[Progress], None]) -> Ended:
         while True:

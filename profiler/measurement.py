@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from advisor.profiler import (
     coverage,
     diagnose_phase,
@@ -51,7 +53,7 @@ from advisor.profiler.step_counts import StepCounts
 from advisor.profiler.step_profile import profile_step
 from advisor.profiler.training import Trainer, loss_value, samples_of, signature
 from advisor.profiler.twin import flip_check
-from advisor.profiler.workload import Batch, build, device_of, seed_everything
+from advisor.profiler.workload import Batch, Workload, build, device_of, seed_everything
 
 _LEAST_QUADS = 4
 # Eager steps on the first batch before compiling: what is touched for the first time is touched.
@@ -117,9 +119,9 @@ class Measurement:
         seed_everything(spec.workload.seed)
         self._reporter.begin(Phase.BUILD)
         with self._users_time():
-            workload = build(spec.workload, device)
+            workload = self._build(device)
             self._given_lengths = spec.lengths or job_lengths.of_workload(workload.lengths)
-        trainer = Trainer(workload, device)
+        trainer = self._trainer(workload, device)
         if spec.config is None:
             trial = self._measure_eager(trainer)
         else:
@@ -128,6 +130,12 @@ class Measurement:
         if self._flip is None or not diagnose_phase.worthwhile(trial, self._left_s()):
             return trial
         return self._diagnose(trial, trainer, self._flip)
+
+    def _build(self, device: torch.device) -> Workload:
+        return build(self._spec.workload, device)
+
+    def _trainer(self, workload: Workload, device: torch.device) -> Trainer:
+        return Trainer(workload, device)
 
     def _closed(self, trial: Trial) -> Trial:
         """Returns the trial as it is sent: with its warnings and times so far."""

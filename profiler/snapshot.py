@@ -32,7 +32,7 @@ class Snapshot:
             for name, value in _tensors(trainer.model).items()
         }
         self._optimizer = copy.deepcopy(trainer.optimizer.state_dict())
-        self._numbers = [(module, _numbers(module)) for module in trainer.model.modules()]
+        self._numbers = [(module, numbers_of(module)) for module in trainer.model.modules()]
         self._flags = _flags(trainer.model)
 
     def restore(self, trainer: Trainer) -> None:
@@ -54,7 +54,7 @@ class Snapshot:
         return self._flags == _flags(trainer.model)
 
 
-def _numbers(module: torch.nn.Module) -> dict[str, int | float]:
+def numbers_of(module: torch.nn.Module) -> dict[str, int | float]:
     """Returns the plain numbers on a module: a counter of calls belongs to the state, too."""
     return {
         name: value

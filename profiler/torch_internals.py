@@ -7,8 +7,11 @@ has, and the trial passes that on as a warning, so that a gap is said and not ta
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import logging
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,7 +29,10 @@ COMPILED_GRAPH_EVENT = "## Call CompiledFxGraph"
 OPERATOR_EVENT = "aten::"
 BACKWARD_EVENT = "autograd::engine::evaluate_function"
 
+_COMPILER_MODULES = ("torch._functorch.", "torch._inductor.", "torch._dynamo.")
+
 _NAMES = {
+    "torch._foreach_norm": "whether gradients are finite, in one call",
     "torch.compiler.set_stance": "whether the job bears torch.compile(model) as a wrapper",
     "torch._dynamo.utils.get_compilation_metrics": "compile events",
     "torch._dynamo.utils.clear_compilation_metrics": "compile events",
@@ -38,6 +44,7 @@ _NAMES = {
     "torch._dynamo.callback.callback_handler": "where a recompile without a place was called",
     "torch.nested._internal.nested_tensor._tensor_id_counter": "use of jagged tensors",
     "torch.nn.Module.compile": "compiling in place",
+    "torch._inductor.cpu_vec_isa.VecISA": "what a handed-over cache knows of vector instructions",
     "torch._dynamo.mark_dynamic": "what marking a length as dynamic brings",
     "torch._dynamo.reset": "what other settings of the compiler would bring",
     "torch._dynamo.config": "what other settings of the compiler would bring",
@@ -128,13 +135,27 @@ def listen_to_cudagraphs(handler: logging.Handler) -> None:
         logger.addHandler(handler)
 
 
-def on_compile_start(tell: Callable[[str], None]) -> None:
-    """Has `tell(compile_id)` called as each compile begins; never when this torch cannot."""
-    register = getattr(
-        find("torch._dynamo.callback.callback_handler"), "register_start_callback", None
-    )
-    if register is not None:
-        register(lambda arguments: tell(str(getattr(arguments, "compile_id", ""))))
+def on_compile_start(tell: Callable[[str], None]) -> Callable[[], None]:
+    """Has `tell(compile_id)` called as each compile begins; never when this torch cannot.
+
+    Returns a function that ends it.
+    """
+    handler = find("torch._dynamo.callback.callback_handler")
+    register = getattr(handler, "register_start_callback", None)
+    remove = getattr(handler, "remove_start_callback", None)
+    if register is None or remove is None:
+        return lambda: None
+
+    def call(arguments: object) -> None:
+        tell(str(getattr(arguments, "compile_id", "")))
+
+    def end() -> None:
+        # Emptied by others: then it is gone already.
+        with contextlib.suppress(ValueError):
+            remove(call)
+
+    register(call)
+    return end
 
 
 def set_job_id(name: str) -> None:
@@ -145,6 +166,52 @@ def set_job_id(name: str) -> None:
     config = find("torch.compiler.config")
     if hasattr(config, "job_id"):
         config.job_id = name
+
+
+def in_compiled_code(error: BaseException) -> bool:
+    """Returns whether an error came out of the compiler or of the code that it made.
+
+    Also what a graph raises as it runs: its frames, or those of torch that call it, are in the
+    traceback.
+    """
+    if is_compile_error(error):
+        return True
+    frame = error.__traceback__
+    while frame is not None:
+        name, code = frame.tb_frame.f_globals.get("__name__", ""), frame.tb_frame.f_code
+        if name.startswith(_COMPILER_MODULES) or "torchinductor" in code.co_filename:
+            return True
+        frame = frame.tb_next
+    return False
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error says that a device's memory, or the machine's, was not enough.
+
+    The allocator of the CPU raises a plain RuntimeError (c10/core/impl/alloc_cpu.cpp).
+    """
+    kinds = tuple(
+        filter(None, (find("torch.OutOfMemoryError"), find("torch.cuda.OutOfMemoryError")))
+    )
+    return isinstance(error, (MemoryError, *kinds)) or "can't allocate memory" in str(error)
+
+
+def largest(tensors: list[torch.Tensor]) -> float:
+    """Returns the largest magnitude in tensors of floats: infinite or NaN where one of them is."""
+    together = find("torch._foreach_norm")
+    kinds: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    norms = [
+        norm.double()
+        for each in kinds.values()
+        for norm in (
+            together(each, math.inf)
+            if together is not None
+            else [tensor.abs().max() for tensor in each]
+        )
+    ]
+    return float(torch.stack([norm.to(norms[0].device) for norm in norms]).max()) if norms else 0.0
 
 
 @contextlib.contextmanager
@@ -161,6 +228,29 @@ def backward_compiled_at_once() -> Iterator[None]:
         return
     with config.patch({name: True}):
         yield
+
+
+def load_vector_libraries_here(known: Callable[[str], bool]) -> None:
+    """Has the compiler load the `known` libraries that try vector instructions in this process.
+
+    All others are loaded in a process of their own, as torch does it. Does nothing where this torch
+    has no such place.
+    """
+    kind = find("torch._inductor.cpu_vec_isa.VecISA")
+    probe = getattr(kind, "_probe_load", None)
+    if probe is None:
+        return
+
+    def load(self: object, path: str) -> bool:
+        if not known(path):
+            return bool(probe(self, path))
+        try:
+            ctypes.CDLL(path)
+        except OSError:
+            return False
+        return True
+
+    kind._probe_load = load
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int, low: int, high: int) -> bool:
@@ -188,6 +278,15 @@ def compiled_call(module: torch.nn.Module) -> Any:
 def eager_call(module: torch.nn.Module) -> Callable[..., Any]:
     """Returns what a module's call does when it was never compiled, hooks included."""
     return getattr(module, "_call_impl", module.forward)
+
+
+def has_hooks(model: torch.nn.Module) -> bool:
+    """Returns whether something is called beside a model's own forward."""
+    return any(
+        getattr(module, name, None)
+        for module in model.modules()
+        for name in ("_forward_hooks", "_forward_pre_hooks")
+    )
 
 
 def set_compiled_call(module: torch.nn.Module, call: Any) -> None:
@@ -244,18 +343,42 @@ def flop_formula(operator: Any) -> Callable[..., int] | None:
     return found
 
 
+# Who is told of optimizers' steps. torch goes over its own dictionaries while it calls, so that a
+# hook which takes one away, itself or another, ends the person's step with a RuntimeError (2.13).
+_BEFORE_STEP: OrderedDict[int, Callable[..., None]] = OrderedDict()
+_AFTER_STEP: OrderedDict[int, Callable[..., None]] = OrderedDict()
+_dispatched: list[torch.utils.hooks.RemovableHandle] = []
+
+
 def on_optimizer_step(
     begin: Callable[..., None], end: Callable[..., None]
 ) -> list[torch.utils.hooks.RemovableHandle]:
-    """Has functions called before and after each optimizer's step; never when this torch cannot."""
-    return [
-        register(function)
-        for name, function in (
-            ("register_optimizer_step_pre_hook", begin),
-            ("register_optimizer_step_post_hook", end),
-        )
-        if (register := find(f"torch.optim.optimizer.{name}")) is not None
-    ]
+    """Has functions called before and after each optimizer's step; never when this torch cannot.
+
+    They may be taken away at any time, also while one of them is called.
+    """
+    if not _dispatched:
+        for name, listeners in (
+            ("register_optimizer_step_pre_hook", _BEFORE_STEP),
+            ("register_optimizer_step_post_hook", _AFTER_STEP),
+        ):
+            register = find(f"torch.optim.optimizer.{name}")
+            if register is not None:
+                _dispatched.append(register(_dispatcher(listeners)))
+    handles = []
+    for listeners, function in ((_BEFORE_STEP, begin), (_AFTER_STEP, end)):
+        handle = torch.utils.hooks.RemovableHandle(listeners)
+        listeners[handle.id] = function
+        handles.append(handle)
+    return handles
+
+
+def _dispatcher(listeners: OrderedDict[int, Callable[..., None]]) -> Callable[..., None]:
+    def dispatch(*arguments: Any) -> None:
+        for listener in tuple(listeners.values()):
+            listener(*arguments)
+
+    return dispatch
 
 
 def cpu_has_bfloat16() -> bool:

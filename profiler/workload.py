@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import importlib.util
@@ -163,8 +164,17 @@ def build(spec: WorkloadSpec, device: torch.device) -> Workload:
     function = load(spec)
     name = spec.target.rpartition(":")[2]
     what = f"{name}({device})" if not spec.target.startswith("hf:") else spec.target
-    made = _run_user_code(f"{what} raised", lambda: function(device))
-    workload = _from_keys(made, what)
+    return made_by(function, what, device)
+
+
+def made_by(make: Callable[[torch.device], object], what: str, device: torch.device) -> Workload:
+    """Returns the workload that a function makes on `device`, checked; `what` names the call.
+
+    Raises `WorkloadError` naming what is wrong.
+    """
+    made = _run_user_code(f"{what} raised", lambda: make(device))
+    # A copy: what is filled in is not put into the person's own.
+    workload = copy.copy(_from_keys(made, what))
     _check_model(workload.model, device)
     if isinstance(workload.batches, Mapping | torch.Tensor | str):
         raise WorkloadError(

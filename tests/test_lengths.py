@@ -194,9 +194,11 @@ def test_measured_lengths_lie_among_what_batches_are_padded_to(
     # Buckets may be shorter than `pad_to`, never shorter than the shortest sample padded.
     shortest = padded(data.values[0], replace(data, pad_to=None))
     assert found[0] >= min(shortest, found[-1])
-    # Only the probe is close to another, and only one is a probe.
-    close = [b for a, b in itertools.pairwise(found) if b < 1.15 * a]
-    assert len(close) <= probe
+    # Without the probe none is close to another, and only one is a probe.
+    apart = measured_lengths(data, most, probe=False)
+    assert all(b >= 1.15 * a for a, b in itertools.pairwise(apart))
+    assert set(apart) <= set(found)
+    assert len(found) <= len(apart) + probe
 
 
 @pytest.mark.parametrize(
