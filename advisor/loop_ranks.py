@@ -58,7 +58,9 @@ class Ranks:
 
         return shared
 
-    def _shared(self, values: list[float], how: torch.distributed.ReduceOp.RedOpType) -> list[float]:
+    def _shared(
+        self, values: list[float], how: torch.distributed.ReduceOp.RedOpType
+    ) -> list[float]:
         tensor = torch.tensor(values, dtype=torch.float64, device=self._device)
         torch.distributed.all_reduce(tensor, op=how)
         return [float(value) for value in tensor.tolist()]

@@ -213,17 +213,30 @@ def _sizes() -> Restore:
 
 
 def _workers() -> Restore:
-    """Has processes that compile in parallel end again, unless there were some before."""
-    name = "torch._inductor.async_compile"
-    if getattr(sys.modules.get(name), "_pool_set", None):
-        return _nothing
+    """Has processes and threads that compile end again, unless there were some before."""
+    processes, threads = _pools()
 
     def restore() -> None:
-        module = sys.modules.get(name)
-        if getattr(module, "_pool_set", None):
-            module.shutdown_compile_workers()  # type: ignore[union-attr]
+        module: Any = sys.modules.get(_POOLS)
+        new_processes, new_threads = _pools()
+        if new_processes and not processes:
+            module.shutdown_compile_workers()
+        if new_threads and not threads:
+            module.AsyncCompile.pool().shutdown()
+            module.AsyncCompile.pool.cache_clear()
 
     return restore
+
+
+_POOLS = "torch._inductor.async_compile"
+
+
+def _pools() -> tuple[bool, bool]:
+    """Returns whether there are processes and threads that compile, as far as it can be told."""
+    module = sys.modules.get(_POOLS)
+    pool = getattr(getattr(module, "AsyncCompile", None), "pool", None)
+    made = getattr(pool, "cache_info", None)
+    return bool(getattr(module, "_pool_set", None)), made is not None and made().currsize > 0
 
 
 def _kernels() -> Restore:

@@ -22,7 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 from torch.utils.data import DataLoader
 
 from advisor.profiler import compiler_state, process_state
@@ -262,7 +262,7 @@ def _refuse(made: Workload) -> None:
             "nothing can be compared with it",
             f"give the {what} as it was before torch.compile",
         )
-    if any(isinstance(one, UninitializedTensorMixin) for one in made.model.parameters()):
+    if any(map(is_lazy, made.model.parameters())):
         raise WorkloadError(
             "the model has lazy parameters that were never used",
             "they cannot be made as if they had not been",

@@ -135,14 +135,15 @@ def _default_device() -> Restore:
 def _switches() -> Restore:
     """Keeps those of torch's switches that can be read and set."""
     before: list[tuple[Callable[[Any], object], Callable[[], object], object]] = []
-    for get, put in (
+    switches: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
         (torch.get_default_dtype, torch.set_default_dtype),
         (torch.get_num_threads, torch.set_num_threads),
         (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
         (_determinism, _set_determinism),
         *(_attribute(torch.backends.cudnn, name) for name in _CUDNN),
         _attribute(torch.backends.cuda.matmul, "allow_tf32"),
-    ):
+    )
+    for get, put in switches:
         # What `fp32_precision` has set, torch 2.9 and later do not let one read by the older names.
         with contextlib.suppress(RuntimeError):
             before.append((put, get, get()))
@@ -229,6 +230,26 @@ def _garbage() -> Restore:
     return restore
 
 
+def _progress_bars() -> Restore:
+    """Has the thread end that watches progress bars, unless there was one: Inductor shows one."""
+    bars = _bars()
+    if getattr(bars, "monitor", None) is not None:
+        return _nothing
+
+    def restore() -> None:
+        shown: Any = _bars()
+        monitor = getattr(shown, "monitor", None)
+        if monitor is not None:
+            monitor.exit()
+            shown.monitor = None
+
+    return restore
+
+
+def _bars() -> object:
+    return getattr(sys.modules.get("tqdm.std"), "tqdm", None)
+
+
 def _nothing() -> None:
     pass
 
@@ -246,6 +267,7 @@ _KEEPERS: tuple[Callable[[], Restore], ...] = (
     _paths,
     _signals,
     _garbage,
+    _progress_bars,
     keep_logging,
 )
 
