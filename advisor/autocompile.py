@@ -137,6 +137,11 @@ class AutoCompile:
         return self._flip is not None and self._flip.compiled
 
     @property
+    def final(self) -> bool:
+        """Whether that is settled for good: what was measured early is looked at again later."""
+        return self._policy is not None and self._policy.final
+
+    @property
     def config(self) -> Config:
         """What it compiles with."""
         return self._config
@@ -225,7 +230,7 @@ class AutoCompile:
         lines = [f"AutoCompile after {policy.done} steps: {self._doing(policy)}."]
         if policy.cold_s:
             lines.append(f"Compiling has taken {duration(policy.cold_s)}.")
-        if policy.stage is Stage.SETTLED and policy.cold_s:
+        if (policy.speedup or policy.stage is Stage.SETTLED) and policy.cold_s:
             word = "saved" if policy.saved_s >= 0 else "lost"
             lines.append(f"{duration(abs(policy.saved_s))} were {word} against eager steps so far.")
         if self._failure and self._failure not in lines[0]:

@@ -68,7 +68,8 @@ class LoopWatch:
         self._forwards = 0
         self._border_s = 0.0
         self._waits: deque[float] = deque(maxlen=_WAITS_KEPT)
-        self._told: tuple[Stage, bool] = (Stage.LOOK, False)
+        # Whether it was last said to run compiled.
+        self._told: bool | None = None
         self._claimed = False
         self._written_s = 0.0
 
@@ -223,17 +224,16 @@ class LoopWatch:
             if settled or over:
                 self._end_watching()
                 raise SystemExit(0)
-        elif settled and not auto.compiled and self._voice.ranks == 1:
+        elif auto.final and not auto.compiled and self._voice.ranks == 1:
             # Other ranks would wait for this one.
             self._end_watching()
 
     def _tell_of(self, auto: AutoCompile) -> None:
-        now = (auto.stage, auto.compiled)
-        if now == self._told or self._watched.problem:
+        if auto.stage is not Stage.SETTLED or auto.compiled == self._told or self._watched.problem:
             return
-        self._told = now
+        self._told = auto.compiled
         outcome = auto.outcome()
-        if self._settings.measure or auto.stage is not Stage.SETTLED or outcome.failure:
+        if self._settings.measure or outcome.failure:
             # What failed has been said by the voice already.
             return
         arm = "runs compiled" if auto.compiled else "stays eager"
@@ -309,7 +309,7 @@ class LoopWatch:
         if auto is None or self._watched.problem:
             return ""
         outcome = auto.outcome()
-        if auto.stage is not Stage.SETTLED:
+        if auto.stage is not Stage.SETTLED and outcome.speedup is None:
             return (
                 f"the training ended after {number_of(self._steps, 'optimizer step')}, before it"
                 f" was clear whether compiling pays"

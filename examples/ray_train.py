@@ -13,6 +13,8 @@ Ray opens ports on all addresses of the machine: run it where that is meant.
 """
 
 import argparse
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,7 +64,8 @@ def train_loop_per_worker(config: dict[str, Any]) -> None:
             loss = (model(batch) - batch.mean(dim=1, keepdim=True)).pow(2).mean()
             loss.backward()
             optimizer.step()
-    report({"loss": float(loss.detach()), "compiled": auto.compiled, "decision": auto.report()})
+    found = {"loss": float(loss.detach()), "compiled": auto.compiled, "decision": auto.report()}
+    report(found, model)
 
 
 def within_ray() -> bool:
@@ -80,12 +83,21 @@ def rank() -> int:
     return int(ray.train.get_context().get_world_rank()) if within_ray() else 0
 
 
-def report(metrics: dict[str, Any]) -> None:
-    """Hands the metrics to Ray Train; prints them without it."""
-    if within_ray():
-        ray.train.report(metrics)
-    else:
+def report(metrics: dict[str, Any], model: torch.nn.Module) -> None:
+    """Hands the metrics and a checkpoint to Ray Train; prints the metrics without it.
+
+    The names in the checkpoint are those of a training that never compiled.
+    """
+    if not within_ray():
         print(metrics)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = None
+        if rank() == 0:
+            torch.save(model.state_dict(), Path(folder, "model.pt"))
+            checkpoint = ray.train.Checkpoint.from_directory(folder)
+        # Metrics that come without a checkpoint are not in the result of `fit`.
+        ray.train.report(metrics, checkpoint=checkpoint)
 
 
 def fit(workers: int, gpu: bool, config: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +109,7 @@ def fit(workers: int, gpu: bool, config: dict[str, Any]) -> dict[str, Any]:
         train_loop_config=config,
         scaling_config=ray.train.ScalingConfig(num_workers=workers, use_gpu=gpu),
     )
-    return dict(trainer.fit().metrics)
+    return dict(trainer.fit().metrics or {})
 
 
 def main() -> None:

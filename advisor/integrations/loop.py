@@ -306,7 +306,7 @@ class TrainerLoop:
         outcome, report = auto.outcome(), auto.report()
         if not outcome.compile_s:
             return f"{report} Nothing was compiled, and 0 s were saved."
-        if outcome.stage is Stage.SETTLED:
+        if outcome.speedup or outcome.stage is Stage.SETTLED:
             return report
         return (
             f"{report} {duration(outcome.compile_s)} were lost to it so far, and nothing saved yet."
