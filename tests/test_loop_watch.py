@@ -266,6 +266,8 @@ def test_each_border_is_a_step_of_the_loop(job: Callable[..., Job]) -> None:
 
 
 def test_measuring_ends_the_script_with_an_outcome(job: Callable[..., Job]) -> None:
+    # Of this process: those of the tests before are none of this job's.
+    torch._dynamo.utils.counters.clear()
     one = job(measure=True)
     with pytest.raises(SystemExit) as ended:
         one.run(100_000)

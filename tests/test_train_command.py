@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -190,10 +192,10 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, compile_cache: Path) -> Run:
+def run(tmp_path: Path, compile_cache: Path) -> Iterator[Run]:
     """Runs a script by a command, in a folder of its own, and looks that nothing is left."""
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
+    # A short path: sockets of data loaders lie in it, and one of 108 characters cannot be made.
+    temporary = Path(tempfile.mkdtemp(prefix="train-"))
     environment = {**os.environ, "TMPDIR": str(temporary), "GLOO_SOCKET_IFNAME": "lo"}
 
     def running(
@@ -213,7 +215,8 @@ def run(tmp_path: Path, compile_cache: Path) -> Run:
         assert not list(temporary.glob("advise-*"))
         return done
 
-    return running
+    yield running
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def said(done: subprocess.CompletedProcess[str]) -> list[str]:
