@@ -37,6 +37,7 @@ from advisor.profiler import torch_internals
 from advisor.profiler.blocks import repeated_blocks
 from advisor.profiler.errors import PlanError
 from advisor.profiler.flip import Flip, targets
+from advisor.profiler.options import applied, check_options
 from advisor.profiler.records import Config
 from advisor.profiler.units import config_name, duration
 
@@ -95,7 +96,8 @@ class AutoCompile:
         `steps` or `plan` says how long the training is; without either it tries once the training
         has gone on for long. `always_try` compiles and measures whatever is believed. A compile
         that takes longer than `compile_limit_s` is broken off (absent: what it could save at best).
-        Raises `PlanError` for a plan that makes no sense or a model that is compiled already.
+        Raises `PlanError` for a plan that makes no sense, an option that this torch does not have,
+        or a model that is compiled already.
         """
         if torch_internals.compiled_call(model) is not None:
             raise PlanError(
@@ -108,6 +110,7 @@ class AutoCompile:
         self._model = model
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self._config = config or Config()
+        check_options(self._config)
         self._steps = plan.steps_planned if plan is not None else steps
         self._believe, self._always_try, self._limit_s = believe, always_try, compile_limit_s
         self._guard = Guard(model, self._device, self._give_up)
@@ -296,7 +299,10 @@ class AutoCompile:
         assert policy is not None
         self._guard.step_s = policy.eager_step_s or 0.0
         self._endings.append(torch_internals.on_compile_start(self._on_compile))
+        settings = contextlib.ExitStack()
+        self._endings.append(settings.close)
         try:
+            settings.enter_context(applied(self._config.options))
             modules = targets(self._model, self._config, repeated_blocks(self._model))
             self._flip = Flip(modules, self._config, self._guard.guarded)
             self._flip.apply()

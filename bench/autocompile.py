@@ -2,37 +2,54 @@
 
     python bench/autocompile.py [FOLDER]
 
-FOLDER holds the exhaustive answers of bench/regret.py: eager steps, cold starts and the paired
-steps of twelve architectures, measured on this machine. Each training of 100 to 100,000 steps is
-simulated from them: its steps are drawn from the pairs that were measured (so they scatter as the
-machine does), its compile takes what it took. The loop's policy is the one that trains: it is told
-what each step took and says in which arm the next one runs. Its total is weighed against the better
-of always eager and always compiled, with what a loop adds to a step measured beside.
+Twelve architectures (those of bench/regret.py) are measured first, each in one trial: its cold
+compile and its steps in pairs. FOLDER keeps the trials, so that an interrupted run goes on. Each
+training of 100 to 100,000 steps is simulated from them: its steps are drawn from the pairs that
+were measured (so they scatter as the machine does), its compile takes what it took. The loop's
+policy is the one that trains: it is told what each step took and says in which arm the next one
+runs. Its total is weighed against the better of always eager and always compiled, with what a loop
+adds to a step measured beside.
 The belief that it starts from is once the cost model's and once what a loop believes without one.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 import statistics
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from campaigns import machine, verdict
-from regret import ARCHITECTURES, PLANS, exhaustive
+from google.protobuf import json_format
+from regret import ARCHITECTURES, PLANS
 
 from advisor import prior_store
 from advisor.autocompile import AutoCompile
 from advisor.autocompile_beliefs import USUAL
+from advisor.convert import message_json, trial_message, trial_record
 from advisor.job_facts import JobFacts
 from advisor.models.families import family_of
 from advisor.models.loop_policy import Arm, Believe, LoopPolicy, Outlook
-from advisor.profiler.records import Advice, Config, Pair, Trial, TrialKind
+from advisor.profiler.launch import TrialHost
+from advisor.profiler.records import (
+    Config,
+    Deadlines,
+    Measuring,
+    Pair,
+    Trial,
+    TrialKind,
+    TrialSpec,
+    TrialStatus,
+    WorkloadSpec,
+)
+from advisor.v1 import advisor_pb2
 
 SEEDS = 5
 MOST_MEAN, MOST_WORST = 1.03, 1.10
@@ -64,20 +81,37 @@ class Job:
 
 
 def job_of(name: str, folder: Path) -> Job:
-    """Returns what was measured of an architecture with the whole model in mode default."""
-    advice: Advice = exhaustive(name, folder)
-    plain = Config()
-    trial: Trial = next(
-        each
-        for each in advice.trials
-        if each.kind is TrialKind.COMPILE
-        and each.config == plain
-        and each.pairs
-        and each.cold_start_s
-    )
+    """Returns what was measured of an architecture with the whole model in mode default.
+
+    Raises SystemExit when its trial did not end well: then there is nothing to simulate from.
+    """
+    kept = folder / f"{name}.trial.json"
+    if not kept.exists():
+        measured = asyncio.run(_measured(name, folder))
+        kept.write_text(message_json(trial_message(measured)))
+    trial = trial_record(json_format.Parse(kept.read_text(), advisor_pb2.Trial()))
+    if trial.status is not TrialStatus.OK or not trial.pairs or trial.cold_start_s is None:
+        raise SystemExit(f"{name}: the trial ended as {trial.status}: {trial.failure}")
     parameters = None if trial.workload is None else float(trial.workload.parameters)
-    assert trial.cold_start_s is not None
     return Job(name, trial.pairs, trial.cold_start_s, parameters)
+
+
+async def _measured(name: str, folder: Path) -> Trial:
+    spec = WorkloadSpec(target=f"hf:{name}", cwd=str(folder), device="cpu", scale="tiny")
+    trial_id = uuid.uuid4().hex
+    async with TrialHost.start() as host:
+        return await host.run(
+            TrialSpec(
+                trial_id=trial_id,
+                kind=TrialKind.COMPILE,
+                workload=spec,
+                folder=str(folder / trial_id),
+                config=Config(),
+                deadlines=Deadlines(),
+                measuring=Measuring(max_diagnose_s=0.0),
+            ),
+            lambda _: None,
+        )
 
 
 def usual(job: Job) -> Believe:
@@ -195,6 +229,7 @@ def main() -> None:
     torch.set_num_threads(1)
     print(machine())
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(tempfile.mkdtemp())
+    folder.mkdir(parents=True, exist_ok=True)
     eager_added_s, compiled_added_s = overheads()
     print(f"a settled loop adds {eager_added_s * 1e6:.0f} us to an eager step and"
           f" {compiled_added_s * 1e6:.0f} us to a compiled one")  # fmt: skip

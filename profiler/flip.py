@@ -64,6 +64,8 @@ class Flip:
         self._modules = tuple(modules)
         self._calls: list[tuple[torch.nn.Module, Any]] = []
         self._forwards: list[tuple[torch.nn.Module, Any]] = []
+        # Forwards that instances had of their own before: autocast and adapters are put so.
+        self._own_forwards: dict[torch.nn.Module, Any] = {}
 
     @property
     def modules(self) -> tuple[torch.nn.Module, ...]:
@@ -80,6 +82,8 @@ class Flip:
         arguments = settings.compile_arguments(self.config)
         for module in self._modules:
             if is_torch_class(module):
+                if "forward" in vars(module):
+                    self._own_forwards[module] = vars(module)["forward"]
                 compiled = torch.compile(module.forward, **arguments)
                 self._forwards.append((module, self._guard(compiled, module.forward)))
             else:
@@ -102,6 +106,9 @@ class Flip:
         for module, _ in self._calls:
             torch_internals.set_compiled_call(module, None)
         for module, _ in self._forwards:
+            if module in self._own_forwards:
+                module.forward = self._own_forwards[module]
+                continue
             # The instance attribute hides the class's own method; without it that is back.
             with contextlib.suppress(AttributeError):
                 del module.forward

@@ -23,6 +23,12 @@ def apply_options(config: Config) -> None:
         setattr(holder, name, value)
 
 
+def check_options(config: Config) -> None:
+    """Raises `PlanError` for an option that `apply_options` would refuse; sets nothing."""
+    for _ in _resolved(config.options):
+        pass
+
+
 @contextlib.contextmanager
 def applied(options: Iterable[tuple[str, str]]) -> Iterator[None]:
     """Sets options within the block, and puts back what was there. Raises `PlanError` as above."""

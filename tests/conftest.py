@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,16 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         # The cost model is fitted once for all tests, by the first that needs it.
         patch.setenv("ADVISOR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         yield folder
+
+
+@pytest.fixture(autouse=True)
+def environment_as_before() -> Iterator[None]:
+    """Puts the environment back as it was: what a test sets, later tests' processes would have."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

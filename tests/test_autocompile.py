@@ -194,3 +194,19 @@ def test_a_slow_compile_is_counted_and_not_repeated() -> None:
     loop.run(2, auto)
     assert not auto.compiled
     assert "more than it could ever save" in auto.report()
+
+
+def test_options_of_the_configuration_hold_as_long_as_it_trains() -> None:
+    was = torch._dynamo.config.recompile_limit
+    options = (("torch._dynamo.config.recompile_limit", str(was + 5)),)
+    loop = Loop()
+    config = Config(backend="eager", options=options)
+    auto = AutoCompile(loop.model, steps=1e6, config=config, believe=hopeful)
+    assert torch._dynamo.config.recompile_limit == was
+    run_until_compiled(loop, auto)
+    assert torch._dynamo.config.recompile_limit == was + 5
+    auto.close()
+    assert torch._dynamo.config.recompile_limit == was
+    unknown = Config(options=(("torch._dynamo.config.no_such_thing", "1"),))
+    with pytest.raises(PlanError, match="no_such_thing"):
+        AutoCompile(Loop().model, steps=1e6, config=unknown)

@@ -86,6 +86,24 @@ def test_flipped_eager_calls_what_a_twin_calls(name: str) -> None:
     assert "forward" not in vars(model) and model.state_dict().keys() == twin.state_dict().keys()
 
 
+def test_a_forward_that_an_instance_had_of_its_own_comes_back() -> None:
+    torch._dynamo.reset()
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    plain = model.forward
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return plain(x) * 2  # type: ignore[no-any-return]
+
+    model.forward = doubled
+    x = torch.randn(4, 16)
+    wanted = model(x)
+    flip = Flip([model], BACKEND)
+    flip.apply()
+    assert torch.allclose(model(x), wanted)
+    flip.to_eager()
+    assert model.forward is doubled and torch.equal(model(x), wanted)
+
+
 def test_names_of_parameters_stay() -> None:
     model = Model()
     before = list(model.state_dict())

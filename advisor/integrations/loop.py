@@ -16,7 +16,6 @@ from advisor.autocompile import AutoCompile
 from advisor.integrations import before, called
 from advisor.models.loop_policy import Believe, LoopOutcome, Stage
 from advisor.profiler.errors import AdvisorError, PlanError
-from advisor.profiler.options import apply_options
 from advisor.profiler.records import Advice, Config
 from advisor.profiler.units import config_name, duration, number_of
 
@@ -236,8 +235,6 @@ class TrainerLoop:
     def _compile_by(self, config: Config | None, *, sure: bool) -> None:
         """Hands the rest of the training to AutoCompile; `sure`: whatever is believed."""
         assert self._model is not None
-        if config is not None and config.options:
-            apply_options(config)
         self._auto = AutoCompile(
             self._model,
             steps=self._steps,
