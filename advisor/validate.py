@@ -24,7 +24,7 @@ from advisor.profiler.bundle import MOST_BYTES
 from advisor.profiler.errors import PlanError
 from advisor.profiler.handover import NAME_PATTERN
 from advisor.profiler.lengths import MOST_DISTINCT, MOST_LENGTH
-from advisor.profiler.records import Dynamic, LengthSource, Mode, Scope
+from advisor.profiler.records import MOST_RANKS, Dynamic, LengthSource, Mode, Order, Scope, Wrapper
 from advisor.profiler.step_counts import OperatorKind
 
 _MOST_SHOWN = 40
@@ -134,6 +134,10 @@ RULES: dict[str, Rule] = {
     "WorkloadSpec.precision": Text(),
     "WorkloadSpec.scale": Text(),
     "WorkloadSpec.seed": Number(),
+    "WorkloadSpec.ranks": Number(above=True, most=MOST_RANKS),
+    "WorkloadSpec.wrapper": Text(known=tuple(Wrapper)),
+    "WorkloadSpec.checkpointing": Flag(),
+    "WorkloadSpec.port": Number(most=65_535),
     "Plan.steps": _STEPS,
     "Plan.epochs": Number(above=True, most=MOST_STEPS),
     "Plan.steps_per_epoch": _STEPS,
@@ -176,6 +180,7 @@ RULES: dict[str, Rule] = {
     "Config.scope": Text(known=tuple(Scope)),
     "Config.mode": Text(known=tuple(Mode)),
     "Config.dynamic": Text(known=tuple(Dynamic)),
+    "Config.order": Text(known=tuple(Order)),
     "Config.fullgraph": Flag(),
     "Config.backend": _DOTTED,
     "Config.options": Texts(most=100, key=_DOTTED, value=Text(most=1000)),

@@ -145,7 +145,11 @@ def trained_s(job: Job, steps: int, policy: LoopPolicy, seed: int) -> float:
         pair = job.pairs[drawn.randrange(len(job.pairs))]
         compiling = policy.arm is Arm.COMPILED and cold
         took_s = pair.compiled_s if policy.arm is Arm.COMPILED else pair.eager_s
-        if compiling:
+        if compiling and job.compile_s > policy.most_saved_s:
+            # The loop's deadline breaks it off, and the step runs eager.
+            took_s, cold = pair.eager_s + policy.most_saved_s, False
+            policy.gives_up("compiling took too long")
+        elif compiling:
             took_s, cold = took_s + job.compile_s, False
         policy.took(took_s, compiling=compiling)
         total_s += took_s

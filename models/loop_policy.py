@@ -35,6 +35,9 @@ _STEADY = 0.05
 # Believed of speed and compile time at midpoints of equal shares.
 _SPEED_SHARES = (np.arange(24) + 0.5) / 24
 _START_SHARES = (np.arange(6) + 0.5) / 6
+# Shares of the eager time that is left at which a compile may be broken off: what is then lost is
+# little. A higher limit would be a bet on a quick compile.
+_LIMIT_SHARES = np.asarray([0.04, 0.06, 0.08])
 # What the ratio to the best that is exceeded in one of twenty cases weighs against the mean.
 _WORST_WEIGHT = 0.5
 # Steps without a compile after which the cold phase is over.
@@ -159,7 +162,10 @@ class LoopPolicy:
 
     @property
     def most_saved_s(self) -> float:
-        """Returns what compiling could save at best, in seconds: more than that, none may take."""
+        """Returns the seconds that a compile may take: what it could save at best, or less.
+
+        Less where that makes trying safe: a compile that is broken off early costs little.
+        """
         return math.inf if self._always_try else self._most_saved
 
     @property
@@ -219,12 +225,20 @@ class LoopPolicy:
         speeds = _at(outlook.speedup, _SPEED_SHARES)[:, None]
         starts = _at(outlook.compile_s, _START_SHARES)[None, :]
         eager_s, before_s = left * step_s, self.done * step_s
-        self._most_saved = eager_s * (1 - 1 / float(np.max(speeds)))
         compiled_s = starts + eager_s / np.maximum(1.0, speeds)
         best_s = before_s + np.minimum(eager_s, compiled_s)
-        # How much longer either choice takes than who had known.
-        trying, staying = (before_s + compiled_s) / best_s, (before_s + eager_s) / best_s
-        if _badness(trying) < _badness(staying):
+        # How much longer either choice takes than who had known. A compile that takes too long is
+        # broken off, so that trying never costs more than that: the best such limit is sought.
+        staying = _badness((before_s + eager_s) / best_s)
+        limits_s = eager_s * np.append(_LIMIT_SHARES, 1 - 1 / float(np.max(speeds)))
+        trying = [
+            _badness(
+                (before_s + np.where(starts <= limit_s, compiled_s, limit_s + eager_s)) / best_s
+            )
+            for limit_s in limits_s
+        ]
+        self._most_saved = float(limits_s[int(np.argmin(trying))])
+        if min(trying) < staying:
             return True
         certainty = float((compiled_s < eager_s).mean())
         self.reason = (
@@ -246,7 +260,7 @@ class LoopPolicy:
         if self.cold_s > self.most_saved_s:
             self._settle(
                 Arm.EAGER,
-                f"compiling has taken {duration(self.cold_s)}, more than it could ever save",
+                f"compiling has taken {duration(self.cold_s)}, more than it is worth here",
             )
         elif self._quiet >= _QUIET_STEPS:
             self.stage, self._settling = Stage.MEASURE, 0

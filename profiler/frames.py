@@ -56,6 +56,22 @@ class Unusable(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 FromTrial = PhaseBegun | Reported | Result | Unusable
 
 
+class Hello(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A rank has come up: the first that it says to its trial's leader."""
+
+    rank: int
+    pid: int
+
+
+class Compiling(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """The compiler begins or ends on a rank, during which it may be silent for long."""
+
+    begins: bool
+
+
+FromRank = FromTrial | Hello | Compiling
+
+
 class EndReason(msgspec.Struct, frozen=True, kw_only=True):
     """Why the host ended a trial: `kind` is deadline, cut_off, memory, output or cancelled."""
 

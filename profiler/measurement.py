@@ -33,6 +33,7 @@ from advisor.profiler.frames import Result
 from advisor.profiler.lengths import measured_lengths
 from advisor.profiler.machine import PeakMemory, Watch, environment
 from advisor.profiler.options import apply_options
+from advisor.profiler.peers import Peers
 from advisor.profiler.records import (
     Blocks,
     Config,
@@ -73,6 +74,8 @@ _EAGER_LENGTHS = 5
 _LEAST_PLAN_S = 30.0
 # Steps longer than this are profiled on one batch.
 _LONG_STEP_S = 5.0
+# Trials that only show what another process sees: how it starts, and its steps.
+_STARTS = frozenset({TrialKind.WARM, TrialKind.ONE_FIRST})
 # What a trial takes to end; the campaign's budget must not pass meanwhile.
 _ENDING_S = 5.0
 # Steps of each run whose losses are compared: fewer when they take long, but never fewer than this.
@@ -111,6 +114,7 @@ class Measurement:
         self._given_lengths: Lengths | None = None
         # Set once a configuration was measured: what `_diagnose` traces anew.
         self._flip: Flip | None = None
+        self._peers = Peers()
 
     def run(self) -> Trial:
         """Runs every phase and returns the trial."""
@@ -223,17 +227,9 @@ class Measurement:
                 limit_s,
                 self._spec.plan_steps or math.inf,
                 self._reporter.tell,
+                self._peers,
             )
         peak_bytes = memory.peak_bytes()
-        with self._users_time():
-            profile = profile_step(
-                trainer,
-                trainer.batches.take(_profiled_batches(warm.step_s)),
-                warm.step_s,
-                self._seen,
-                dtype=self._dtype,
-            )
-            counts = self._counts(trainer)
         if not warm.steady:
             self._warnings.append(
                 f"eager steps did not get steady within {limit_s:.0f} s:"
@@ -248,17 +244,26 @@ class Measurement:
             steady=warm.steady,
             spread=warm.spread,
         )
-        trial = self._workload_facts(trainer, repeated_blocks(trainer.model))
-        with self._users_time():
-            trial = self._at_lengths(trial, trainer, warm.step_s)
-        return replace(
-            trial,
+        trial = replace(
+            self._workload_facts(trainer, self._blocks(trainer)),
             eager=eager,
             eager_step_s=eager.step_s,
             eager_peak_bytes=peak_bytes,
-            step_profile=profile,
-            counts=counts,
         )
+        return self._looked_into(trial, trainer, warm.step_s)
+
+    def _looked_into(self, trial: Trial, trainer: Trainer, step_s: float) -> Trial:
+        """Returns the eager trial with where its steps spend their time, and along its lengths."""
+        with self._users_time():
+            profile = profile_step(
+                trainer,
+                trainer.batches.take(_profiled_batches(step_s)),
+                step_s,
+                self._seen,
+                dtype=self._dtype,
+            )
+            trial = replace(trial, step_profile=profile, counts=self._counts(trainer))
+            return self._at_lengths(trial, trainer, step_s)
 
     def _counts(self, trainer: Trainer) -> StepCounts | None:
         """Returns what one more step has to do; None where it bears nobody who counts along."""
@@ -293,14 +298,14 @@ class Measurement:
 
     def _measure_compiled(self, trainer: Trainer, config: Config) -> Trial:
         self._reporter.begin(Phase.WARM_UP)
-        blocks = repeated_blocks(trainer.model)
-        modules = targets(trainer.model, config, blocks)
+        blocks = self._blocks(trainer)
+        modules = self._targets(trainer, config, blocks)
         snapshot = Snapshot(trainer)
         memory = PeakMemory(trainer.device)
         with self._users_time():
             first = self._first_step(trainer)
             trainer.run([first] * (_FIRST_TOUCH_STEPS - 1))
-            eager_s = timing.timed(trainer, [first])
+            eager_s = self._peers.most(timing.timed(trainer, [first]))
         eager_peak_bytes = memory.peak_bytes()
         # Compiling starts where the training does, not three steps into it.
         snapshot.restore(trainer)
@@ -317,7 +322,7 @@ class Measurement:
         step_s = statistics.interval([pair.compiled_s for pair in pairs])
         start_s = max(0.0, cold.wall_s + late_s - cold.steps * step_s.median)
         found = recorder.facts()
-        warm = self._spec.kind is TrialKind.WARM
+        kind = self._spec.kind
         eager_step_s = statistics.interval([pair.eager_s for pair in pairs])
         trial = replace(
             self._workload_facts(trainer, blocks),
@@ -326,8 +331,9 @@ class Measurement:
             eager_step_s=eager_step_s,
             step_s=step_s,
             speedup=statistics.speedup(pairs),
-            cold_start_s=None if warm else start_s,
-            warm_start_s=start_s if warm else None,
+            cold_start_s=None if kind in _STARTS else start_s,
+            warm_start_s=start_s if kind is TrialKind.WARM else None,
+            one_first_start_s=start_s if kind is TrialKind.ONE_FIRST else None,
             eager_peak_bytes=eager_peak_bytes,
             compile_peak_bytes=cold.peak_bytes,
             peak_bytes=peak_bytes,
@@ -341,12 +347,21 @@ class Measurement:
             cache_folder=self._spec.folder,
             cache_bytes=facts.folder_bytes(Path(self._spec.folder)),
         )
-        if warm:
+        if kind in _STARTS:
             return trial
         self._flip = flip
         trial = self._cover(trial, trainer, flip, eager_s)
         trial = replace(trial, flip_check=self._check_flip(trainer, flip, eager_step_s.median))
         return self._compare(trial, trainer, flip, snapshot)
+
+    def _blocks(self, trainer: Trainer) -> tuple[Blocks, ...]:
+        return repeated_blocks(trainer.model)
+
+    def _targets(
+        self, trainer: Trainer, config: Config, blocks: tuple[Blocks, ...]
+    ) -> list[torch.nn.Module]:
+        """Returns the modules that a configuration compiles."""
+        return targets(trainer.model, config, blocks)
 
     def _cold(
         self,
@@ -361,11 +376,11 @@ class Measurement:
         gc.collect()
         memory = PeakMemory(trainer.device)
         quiet_wanted = self._spec.measuring.quiet_steps
-        epoch = trainer.batches.per_epoch or 0
+        epoch = self._peers.most(trainer.batches.per_epoch or 0)
         cheap = round(_LEAST_COLD_S / max(eager_s, 1e-6))
         least_steps = min(_LEAST_COLD_STEPS, cheap)
         if epoch <= min(_MOST_EPOCH_STEPS, cheap):
-            least_steps = max(least_steps, epoch + 1)
+            least_steps = max(least_steps, int(epoch) + 1)
         wall_s, steps, quiet = 0.0, 0, 0
         with self._users_time(), PhaseTeller(self._reporter.tell):
             begun = time.perf_counter()
@@ -374,7 +389,7 @@ class Measurement:
             wall_s += time.perf_counter() - begun
             while quiet < quiet_wanted or steps < least_steps:
                 batch = self._take(trainer) if steps else first
-                if len(self._seen) > 1:
+                if self._peers.any(len(self._seen) > 1):
                     # A shape that is rare may still be missing.
                     quiet_wanted = max(quiet_wanted, min(_LEAST_COLD_STEPS, cheap))
                 self._reporter.step = recorder.step = steps
@@ -386,7 +401,7 @@ class Measurement:
                     self._cold_losses.append(loss_value(loss))
                 # An output of a CUDA graph must not be alive when the graph runs again.
                 del loss
-                quiet = quiet + 1 if recorder.count() == events else 0
+                quiet = 0 if self._peers.any(recorder.count() != events) else quiet + 1
                 steps += 1
         return _Cold(flip=flip, wall_s=wall_s, steps=steps, peak_bytes=memory.peak_bytes())
 
@@ -401,8 +416,9 @@ class Measurement:
         """Returns the ABBA quads, and the seconds of compiles that came late, within them."""
         self._reporter.begin(Phase.STEADY)
         measuring, watch = self._spec.measuring, Watch()
-        warm = self._spec.kind is TrialKind.WARM
+        warm = self._spec.kind in _STARTS
         limit_s = measuring.max_warm_steady_s if warm else measuring.max_steady_s
+        cold_s = self._peers.most(cold_s)
         good: list[Pair] = []
         disturbed: list[Pair] = []
         late_s = 0.0
@@ -413,9 +429,9 @@ class Measurement:
             return self._enough(good, cold_s)
 
         with self._users_time():
-            for pair in timing.measure_quads(trainer, flip, steps, limit_s, enough):
+            for pair in timing.measure_quads(trainer, flip, steps, limit_s, enough, self._peers):
                 now = recorder.count()
-                if now == events:
+                if not self._peers.any(now != events):
                     good.append(replace(pair, process=int(warm)))
                 else:
                     # A compile within the quad: its time belongs to compiling, not to the steps.

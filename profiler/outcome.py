@@ -25,7 +25,7 @@ _MORE_OF_END = {
     "cut_off": "; compiling for longer could only lose, so it was cut off",
     "deadline": "; it was ended",
 }
-_IN_PHASE = {
+IN_PHASE = {
     Phase.IMPORT: "while importing the training code",
     Phase.BUILD: "while building the model",
     Phase.WARM_UP: "during eager steps",
@@ -80,7 +80,7 @@ def trial_of(spec: TrialSpec, ended: Ended) -> Trial:
 
 
 def _failure(spec: TrialSpec, exit_: Exit) -> tuple[TrialStatus, Failure]:
-    where = _IN_PHASE[exit_.phase]
+    where = IN_PHASE[exit_.phase]
     if exit_.ended is not None:
         kind = exit_.ended.kind
         message = exit_.ended.message + _MORE_OF_END.get(kind, "")

@@ -16,6 +16,8 @@ import msgspec
 from advisor.profiler.errors import AdvisorError
 from advisor.profiler.step_counts import StepCounts
 
+# Ranks of a trial: they share one machine.
+MOST_RANKS = 64
 # Raised by one with each change that an older reader would misunderstand.
 SCHEMA_VERSION = 1
 
@@ -44,6 +46,22 @@ class Dynamic(enum.StrEnum):
     FALSE = "false"
 
 
+class Wrapper(enum.StrEnum):
+    """How a model is spread over ranks; `OWN`: as the workload's function has built it."""
+
+    OWN = "own"
+    DDP = "ddp"
+    FSDP1 = "fsdp1"
+    FSDP2 = "fsdp2"
+
+
+class Order(enum.StrEnum):
+    """What comes first where a model is both compiled and wrapped for several ranks."""
+
+    WRAP_FIRST = "wrap-first"
+    COMPILE_FIRST = "compile-first"
+
+
 class TrialStatus(enum.StrEnum):
     """How a trial ended."""
 
@@ -60,13 +78,15 @@ class TrialStatus(enum.StrEnum):
 class TrialKind(enum.StrEnum):
     """What a trial measures.
 
-    Eager alone, one configuration, a start from a filled cache, one configuration on batches of
-    chosen lengths, or nothing at all: the operators of a step are counted from its shapes.
+    Eager alone, one configuration, a start from a filled cache, a start from an empty one in which
+    one rank compiles before the others, one configuration on batches of chosen lengths, or nothing
+    at all: the operators of a step are counted from its shapes.
     """
 
     EAGER = "eager"
     COMPILE = "compile"
     WARM = "warm"
+    ONE_FIRST = "one_first"
     SHAPES = "shapes"
     COUNT = "count"
 
@@ -149,11 +169,13 @@ class Config:
     backend: str = "inductor"
     # Settings of torch._dynamo.config or torch._inductor.config, name and value, sorted by name.
     options: tuple[tuple[str, str], ...] = ()
+    # None where nothing is wrapped for several ranks.
+    order: Order | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSpec:
-    """Which training job: its entry point, and the options that a preset takes.
+    """Which training job: its entry point, the options that a preset takes, and its ranks.
 
     `target` is `path/to/file.py:function`, `package.module:function`, `hf:NAME` or `hf:DIR`.
     A relative path is looked up from `cwd`, in which the job also runs. `None` means: the
@@ -169,6 +191,13 @@ class WorkloadSpec:
     precision: str | None = None
     scale: str | None = None
     seed: int = 0
+    # Processes that train together on this machine, and how the model is spread over them.
+    ranks: int = 1
+    wrapper: Wrapper = Wrapper.OWN
+    # Whether repeated blocks compute their activations anew in the backward pass.
+    checkpointing: bool = False
+    # Port of 127.0.0.1 at which the ranks meet; 0: one that is free.
+    port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -520,6 +549,50 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankFacts:
+    """What one rank of a trial measured.
+
+    `graph_names` are the functions that it compiled and the operators in each: equal on ranks that
+    compile the same.
+    """
+
+    rank: int
+    eager_step_s: Interval | None = None
+    step_s: Interval | None = None
+    cold_start_s: float | None = None
+    graphs: int | None = None
+    graph_breaks: int = 0
+    peak_bytes: int | None = None
+    loss_drift: float | None = None
+    graph_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One kind of communication in an eager step: calls and bytes of each rank's part."""
+
+    name: str
+    calls: float
+    part_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """What ranks say to each other in an eager step, and what that takes.
+
+    `share` is the share of the step without which it would be that of `alone_step_s`, the same
+    step whose collectives return at once; None where that could not be measured. `latency_s` and
+    `bytes_per_s` are of an all-reduce between these ranks, fitted to several sizes.
+    """
+
+    collectives: tuple[Collective, ...] = ()
+    alone_step_s: float | None = None
+    share: float | None = None
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """The result of one trial (design §8). What was not reached is None."""
 
@@ -535,6 +608,8 @@ class Trial:
     pairs: tuple[Pair, ...] = ()
     cold_start_s: float | None = None
     warm_start_s: float | None = None
+    # A start from an empty cache in which one rank compiled before the others.
+    one_first_start_s: float | None = None
     eager: Timing | None = None
     eager_peak_bytes: int | None = None
     compile_peak_bytes: int | None = None
@@ -582,6 +657,9 @@ class Trial:
     wall_s: float = 0.0
     stdout_tail: str = ""
     stderr_tail: str = ""
+    # Each rank of a trial of several; step times above are the slowest rank's.
+    ranks: tuple[RankFacts, ...] = ()
+    communication: Communication | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

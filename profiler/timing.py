@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from advisor.profiler.flip import Flip
+from advisor.profiler.peers import Peers
 from advisor.profiler.records import Pair
 from advisor.profiler.training import Trainer
 from advisor.profiler.workload import Batch
@@ -86,19 +87,21 @@ def warm_up(
     limit_s: float,
     most_steps: float,
     tell: Callable[[str], None],
+    peers: Peers | None = None,
 ) -> WarmUp:
     """Runs eager steps in the natural loop until they are steady, or for `limit_s`.
 
     A plan of fewer than `most_steps` steps never gets steadier than that. `seen` is handed each
-    batch. Varying shapes make windows differ by nature: they are as long as
-    it takes to even that out, or the time is up.
+    batch. With `peers` the slowest rank's steps count. Varying shapes make windows differ by
+    nature: they are as long as it takes to even that out, or the time is up.
     """
     result = WarmUp()
+    peers = peers or Peers()
     begun = time.perf_counter()
     steps = 1
     taken = 0
     while not result.steady:
-        if taken >= most_steps or (taken and time.perf_counter() - begun > limit_s):
+        if taken >= most_steps or (taken and peers.most(time.perf_counter() - begun) > limit_s):
             break
         wait_s = run_s = 0.0
         for _ in range(steps):
@@ -110,6 +113,7 @@ def warm_up(
             trainer.synchronize()
             wait_s += fetched - start
             run_s += time.perf_counter() - fetched
+        run_s = peers.most(run_s)
         result.windows.append(Window(steps, run_s / steps, wait_s / steps))
         taken += steps
         last = [window.step_s for window in result.windows[-_STEADY_WINDOWS:]]
@@ -137,13 +141,23 @@ def quad(trainer: Trainer, flip: Flip, batches: list[Batch]) -> Pair:
 
 
 def measure_quads(
-    trainer: Trainer, flip: Flip, steps: int, limit_s: float, enough: Callable[[], bool]
+    trainer: Trainer,
+    flip: Flip,
+    steps: int,
+    limit_s: float,
+    enough: Callable[[], bool],
+    peers: Peers | None = None,
 ) -> Iterator[Pair]:
-    """Yields quads of blocks of `steps` steps until it is `enough`, or `limit_s` have passed."""
+    """Yields quads of blocks of `steps` steps until it is `enough`, or `limit_s` have passed.
+
+    With `peers` a block takes as long as on the slowest rank.
+    """
+    peers = peers or Peers()
     begun = time.perf_counter()
     for _ in range(_MOST_QUADS):
-        yield quad(trainer, flip, trainer.batches.take(steps))
-        if enough() or time.perf_counter() - begun > limit_s:
+        own = quad(trainer, flip, trainer.batches.take(steps))
+        yield Pair(eager_s=peers.most(own.eager_s), compiled_s=peers.most(own.compiled_s))
+        if enough() or peers.most(time.perf_counter() - begun) > limit_s:
             return
 
 

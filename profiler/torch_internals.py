@@ -140,9 +140,21 @@ def on_compile_start(tell: Callable[[str], None]) -> Callable[[], None]:
 
     Returns a function that ends it.
     """
+    return _on_compile("start", tell)
+
+
+def on_compile_end(tell: Callable[[str], None]) -> Callable[[], None]:
+    """Has `tell(compile_id)` called as each compile ends; never when this torch cannot.
+
+    Returns a function that ends it.
+    """
+    return _on_compile("end", tell)
+
+
+def _on_compile(moment: str, tell: Callable[[str], None]) -> Callable[[], None]:
     handler = find("torch._dynamo.callback.callback_handler")
-    register = getattr(handler, "register_start_callback", None)
-    remove = getattr(handler, "remove_start_callback", None)
+    register = getattr(handler, f"register_{moment}_callback", None)
+    remove = getattr(handler, f"remove_{moment}_callback", None)
     if register is None or remove is None:
         return lambda: None
 

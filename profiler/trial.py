@@ -18,7 +18,7 @@ from advisor.profiler.errors import PlanError, WorkloadError
 from advisor.profiler.frames import Result, Unusable
 from advisor.profiler.handover import JOB_ID
 from advisor.profiler.measurement import Measurement
-from advisor.profiler.records import TrialKind, TrialSpec
+from advisor.profiler.records import Trial, TrialKind, TrialSpec
 from advisor.profiler.reporter import Reporter
 from advisor.profiler.shape_measurement import ShapeMeasurement
 
@@ -37,8 +37,7 @@ def run_trial(spec: TrialSpec, descriptor: int) -> None:
     reporter = Reporter(descriptor, spec)
     _enter_folder(spec)
     try:
-        kind = _KINDS.get(spec.kind, Measurement)
-        trial = kind(spec, reporter).run()
+        trial = _measured(spec, reporter)
     except WorkloadError as error:
         reporter.send(
             Unusable(
@@ -55,6 +54,16 @@ def run_trial(spec: TrialSpec, descriptor: int) -> None:
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the person's code may raise anything
         trial = failed_trial(spec, reporter.phase, error)
     reporter.send(Result(trial=trial))
+
+
+def _measured(spec: TrialSpec, reporter: Reporter) -> Trial:
+    if spec.workload.ranks > 1:
+        # Only where it is asked for: torch's launcher is imported with it.
+        from advisor.profiler.group import run_group
+
+        return run_group(spec, reporter)
+    kind = _KINDS.get(spec.kind, Measurement)
+    return kind(spec, reporter).run()
 
 
 def _enter_folder(spec: TrialSpec) -> None:

@@ -82,7 +82,7 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def load(spec: WorkloadSpec) -> Callable[[torch.device], object]:
+def load(spec: WorkloadSpec) -> Callable[..., object]:
     """Returns the function that builds the workload, from a file, a module or a preset.
 
     Raises `WorkloadError` when there is no such file, module, function or preset, or when
@@ -129,7 +129,7 @@ def _module_of_file(path: Path, shown: str) -> ModuleType:
     return module
 
 
-def _function_of(module: ModuleType, place: str, name: str) -> Callable[[torch.device], object]:
+def _function_of(module: ModuleType, place: str, name: str) -> Callable[..., object]:
     function = getattr(module, name, None)
     if function is None:
         known = [
@@ -144,7 +144,7 @@ def _function_of(module: ModuleType, place: str, name: str) -> Callable[[torch.d
     if not callable(function):
         raise WorkloadError(f"{name} in {place} is a {type(function).__name__}, not a function")
     try:
-        inspect.signature(function).bind(torch.device("cpu"))
+        inspect.signature(function).bind(torch.device("cpu"), **dict.fromkeys(hooks_of(function)))
     except TypeError as error:
         raise WorkloadError(
             f"{name} in {place} cannot be called with the device as its only argument",
@@ -156,15 +156,41 @@ def _function_of(module: ModuleType, place: str, name: str) -> Callable[[torch.d
     return function  # type: ignore[no-any-return]
 
 
-def build(spec: WorkloadSpec, device: torch.device) -> Workload:
+def build(
+    spec: WorkloadSpec,
+    device: torch.device,
+    hooks: Callable[[Callable[..., object]], Mapping[str, object]] | None = None,
+) -> Workload:
     """Returns the workload on `device`, checked as far as it can be without a step.
 
-    Raises `WorkloadError` naming what is wrong.
+    `hooks` is given the workload's function and returns what it is called with beside the device;
+    absent, a function that takes part in spreading its model has nothing to spread it over. Raises
+    `WorkloadError` naming what is wrong.
     """
     function = load(spec)
     name = spec.target.rpartition(":")[2]
     what = f"{name}({device})" if not spec.target.startswith("hf:") else spec.target
-    return made_by(function, what, device)
+    given = alone(function) if hooks is None else hooks(function)
+    return made_by(lambda there: function(there, **given), what, device)
+
+
+def hooks_of(make: Callable[..., object]) -> tuple[str, ...]:
+    """Returns which of `mesh` and `wrap` a workload's function takes: it knows of several ranks.
+
+    `mesh` is the mesh of all ranks (None in a process that trains alone), `wrap(model)` returns
+    the model spread over them.
+    """
+    try:
+        parameters = inspect.signature(make).parameters
+    except (TypeError, ValueError):
+        return ()
+    return tuple(name for name in ("mesh", "wrap") if name in parameters)
+
+
+def alone(make: Callable[..., object]) -> Mapping[str, object]:
+    """Returns what a function that knows of several ranks is given in a process of its own."""
+    nothing: Mapping[str, object] = {"mesh": None, "wrap": lambda model: model}
+    return {name: nothing[name] for name in hooks_of(make)}
 
 
 def made_by(make: Callable[[torch.device], object], what: str, device: torch.device) -> Workload:

@@ -81,6 +81,10 @@ class WorkloadSpec(google.protobuf.message.Message):
     PRECISION_FIELD_NUMBER: builtins.int
     SCALE_FIELD_NUMBER: builtins.int
     SEED_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    WRAPPER_FIELD_NUMBER: builtins.int
+    CHECKPOINTING_FIELD_NUMBER: builtins.int
+    PORT_FIELD_NUMBER: builtins.int
     target: builtins.str
     """`path/to/file.py:function`, `package.module:function`, `hf:NAME` or `hf:DIR`."""
     cwd: builtins.str
@@ -99,6 +103,16 @@ class WorkloadSpec(google.protobuf.message.Message):
     """Size of a preset, such as `tiny`. Absent: as published."""
     seed: builtins.int
     """Seed of every random generator."""
+    ranks: builtins.int
+    """Processes that train together on this machine. Absent: 1."""
+    wrapper: builtins.str
+    """How the model is spread over them: `ddp`, `fsdp1`, `fsdp2`, or `own`, as the workload's function
+    has built it. Absent: `own`.
+    """
+    checkpointing: builtins.bool
+    """Whether repeated blocks compute their activations anew in the backward pass."""
+    port: builtins.int
+    """Port of 127.0.0.1 at which the ranks meet. Absent: one that is free."""
     def __init__(
         self,
         *,
@@ -111,9 +125,13 @@ class WorkloadSpec(google.protobuf.message.Message):
         precision: builtins.str | None = ...,
         scale: builtins.str | None = ...,
         seed: builtins.int = ...,
+        ranks: builtins.int | None = ...,
+        wrapper: builtins.str | None = ...,
+        checkpointing: builtins.bool = ...,
+        port: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_batch_size", b"_batch_size", "_device", b"_device", "_length", b"_length", "_precision", b"_precision", "_scale", b"_scale", "_task", b"_task", "batch_size", b"batch_size", "device", b"device", "length", b"length", "precision", b"precision", "scale", b"scale", "task", b"task"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_batch_size", b"_batch_size", "_device", b"_device", "_length", b"_length", "_precision", b"_precision", "_scale", b"_scale", "_task", b"_task", "batch_size", b"batch_size", "cwd", b"cwd", "device", b"device", "length", b"length", "precision", b"precision", "scale", b"scale", "seed", b"seed", "target", b"target", "task", b"task"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_batch_size", b"_batch_size", "_device", b"_device", "_length", b"_length", "_port", b"_port", "_precision", b"_precision", "_ranks", b"_ranks", "_scale", b"_scale", "_task", b"_task", "_wrapper", b"_wrapper", "batch_size", b"batch_size", "device", b"device", "length", b"length", "port", b"port", "precision", b"precision", "ranks", b"ranks", "scale", b"scale", "task", b"task", "wrapper", b"wrapper"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_batch_size", b"_batch_size", "_device", b"_device", "_length", b"_length", "_port", b"_port", "_precision", b"_precision", "_ranks", b"_ranks", "_scale", b"_scale", "_task", b"_task", "_wrapper", b"_wrapper", "batch_size", b"batch_size", "checkpointing", b"checkpointing", "cwd", b"cwd", "device", b"device", "length", b"length", "port", b"port", "precision", b"precision", "ranks", b"ranks", "scale", b"scale", "seed", b"seed", "target", b"target", "task", b"task", "wrapper", b"wrapper"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_batch_size", b"_batch_size"]) -> typing.Literal["batch_size"] | None: ...
     @typing.overload
@@ -121,11 +139,17 @@ class WorkloadSpec(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_length", b"_length"]) -> typing.Literal["length"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_port", b"_port"]) -> typing.Literal["port"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_precision", b"_precision"]) -> typing.Literal["precision"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_ranks", b"_ranks"]) -> typing.Literal["ranks"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_scale", b"_scale"]) -> typing.Literal["scale"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_task", b"_task"]) -> typing.Literal["task"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_wrapper", b"_wrapper"]) -> typing.Literal["wrapper"] | None: ...
 
 global___WorkloadSpec = WorkloadSpec
 
@@ -484,6 +508,7 @@ class Config(google.protobuf.message.Message):
     FULLGRAPH_FIELD_NUMBER: builtins.int
     BACKEND_FIELD_NUMBER: builtins.int
     OPTIONS_FIELD_NUMBER: builtins.int
+    ORDER_FIELD_NUMBER: builtins.int
     scope: builtins.str
     """`model`: the whole model. `regional`: its repeated blocks, once for each kind.
     Absent: `model`.
@@ -496,6 +521,8 @@ class Config(google.protobuf.message.Message):
     """Whether a graph break is an error."""
     backend: builtins.str
     """Backend of torch.compile. Absent: `inductor`."""
+    order: builtins.str
+    """What comes first, `wrap-first` or `compile-first`. Absent: nothing is wrapped for several ranks."""
     @property
     def options(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """Settings of torch._dynamo.config or torch._inductor.config by name."""
@@ -509,15 +536,18 @@ class Config(google.protobuf.message.Message):
         fullgraph: builtins.bool = ...,
         backend: builtins.str | None = ...,
         options: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        order: builtins.str | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_backend", b"_backend", "_dynamic", b"_dynamic", "_mode", b"_mode", "_scope", b"_scope", "backend", b"backend", "dynamic", b"dynamic", "mode", b"mode", "scope", b"scope"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_backend", b"_backend", "_dynamic", b"_dynamic", "_mode", b"_mode", "_scope", b"_scope", "backend", b"backend", "dynamic", b"dynamic", "fullgraph", b"fullgraph", "mode", b"mode", "options", b"options", "scope", b"scope"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_backend", b"_backend", "_dynamic", b"_dynamic", "_mode", b"_mode", "_order", b"_order", "_scope", b"_scope", "backend", b"backend", "dynamic", b"dynamic", "mode", b"mode", "order", b"order", "scope", b"scope"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_backend", b"_backend", "_dynamic", b"_dynamic", "_mode", b"_mode", "_order", b"_order", "_scope", b"_scope", "backend", b"backend", "dynamic", b"dynamic", "fullgraph", b"fullgraph", "mode", b"mode", "options", b"options", "order", b"order", "scope", b"scope"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_backend", b"_backend"]) -> typing.Literal["backend"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_dynamic", b"_dynamic"]) -> typing.Literal["dynamic"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_mode", b"_mode"]) -> typing.Literal["mode"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_order", b"_order"]) -> typing.Literal["order"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_scope", b"_scope"]) -> typing.Literal["scope"] | None: ...
 
@@ -1564,6 +1594,142 @@ class Pair(google.protobuf.message.Message):
 global___Pair = Pair
 
 @typing.final
+class RankFacts(google.protobuf.message.Message):
+    """What one rank of a trial measured."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    EAGER_STEP_S_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    COLD_START_S_FIELD_NUMBER: builtins.int
+    GRAPHS_FIELD_NUMBER: builtins.int
+    GRAPH_BREAKS_FIELD_NUMBER: builtins.int
+    PEAK_BYTES_FIELD_NUMBER: builtins.int
+    LOSS_DRIFT_FIELD_NUMBER: builtins.int
+    GRAPH_NAMES_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    """Its number."""
+    cold_start_s: builtins.float
+    """What it waited for the compiler with an empty cache."""
+    graphs: builtins.int
+    """Graphs that it compiled."""
+    graph_breaks: builtins.int
+    """Places that end a graph."""
+    peak_bytes: builtins.float
+    """Its peak memory."""
+    loss_drift: builtins.float
+    """Largest relative difference of a loss, compiled against eager."""
+    @property
+    def eager_step_s(self) -> global___Interval:
+        """Seconds of one eager step."""
+
+    @property
+    def step_s(self) -> global___Interval:
+        """Seconds of one compiled step."""
+
+    @property
+    def graph_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """The functions that it compiled and the operators in each: equal on ranks that compile the same."""
+
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        eager_step_s: global___Interval | None = ...,
+        step_s: global___Interval | None = ...,
+        cold_start_s: builtins.float | None = ...,
+        graphs: builtins.int | None = ...,
+        graph_breaks: builtins.int = ...,
+        peak_bytes: builtins.float | None = ...,
+        loss_drift: builtins.float | None = ...,
+        graph_names: collections.abc.Iterable[builtins.str] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_peak_bytes", b"_peak_bytes", "cold_start_s", b"cold_start_s", "eager_step_s", b"eager_step_s", "graphs", b"graphs", "loss_drift", b"loss_drift", "peak_bytes", b"peak_bytes", "step_s", b"step_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_peak_bytes", b"_peak_bytes", "cold_start_s", b"cold_start_s", "eager_step_s", b"eager_step_s", "graph_breaks", b"graph_breaks", "graph_names", b"graph_names", "graphs", b"graphs", "loss_drift", b"loss_drift", "peak_bytes", b"peak_bytes", "rank", b"rank", "step_s", b"step_s"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_cold_start_s", b"_cold_start_s"]) -> typing.Literal["cold_start_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_graphs", b"_graphs"]) -> typing.Literal["graphs"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_loss_drift", b"_loss_drift"]) -> typing.Literal["loss_drift"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_peak_bytes", b"_peak_bytes"]) -> typing.Literal["peak_bytes"] | None: ...
+
+global___RankFacts = RankFacts
+
+@typing.final
+class Collective(google.protobuf.message.Message):
+    """One kind of communication in an eager step."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    CALLS_FIELD_NUMBER: builtins.int
+    PART_BYTES_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """Its name, such as `all_reduce`."""
+    calls: builtins.float
+    """Calls of a step."""
+    part_bytes: builtins.float
+    """Bytes of each rank's part, over all calls of a step."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        calls: builtins.float = ...,
+        part_bytes: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["calls", b"calls", "name", b"name", "part_bytes", b"part_bytes"]) -> None: ...
+
+global___Collective = Collective
+
+@typing.final
+class Communication(google.protobuf.message.Message):
+    """What ranks say to each other in an eager step, and what that takes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COLLECTIVES_FIELD_NUMBER: builtins.int
+    ALONE_STEP_S_FIELD_NUMBER: builtins.int
+    SHARE_FIELD_NUMBER: builtins.int
+    LATENCY_S_FIELD_NUMBER: builtins.int
+    BYTES_PER_S_FIELD_NUMBER: builtins.int
+    alone_step_s: builtins.float
+    """Seconds of the same step when collectives return at once."""
+    share: builtins.float
+    """Share of the step that this would save."""
+    latency_s: builtins.float
+    """Seconds that the smallest all-reduce between these ranks takes."""
+    bytes_per_s: builtins.float
+    """Bytes a second of a large one, each rank's part."""
+    @property
+    def collectives(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Collective]:
+        """What is said."""
+
+    def __init__(
+        self,
+        *,
+        collectives: collections.abc.Iterable[global___Collective] | None = ...,
+        alone_step_s: builtins.float | None = ...,
+        share: builtins.float | None = ...,
+        latency_s: builtins.float | None = ...,
+        bytes_per_s: builtins.float | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_alone_step_s", b"_alone_step_s", "_bytes_per_s", b"_bytes_per_s", "_latency_s", b"_latency_s", "_share", b"_share", "alone_step_s", b"alone_step_s", "bytes_per_s", b"bytes_per_s", "latency_s", b"latency_s", "share", b"share"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_alone_step_s", b"_alone_step_s", "_bytes_per_s", b"_bytes_per_s", "_latency_s", b"_latency_s", "_share", b"_share", "alone_step_s", b"alone_step_s", "bytes_per_s", b"bytes_per_s", "collectives", b"collectives", "latency_s", b"latency_s", "share", b"share"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_alone_step_s", b"_alone_step_s"]) -> typing.Literal["alone_step_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_bytes_per_s", b"_bytes_per_s"]) -> typing.Literal["bytes_per_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_latency_s", b"_latency_s"]) -> typing.Literal["latency_s"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_share", b"_share"]) -> typing.Literal["share"] | None: ...
+
+global___Communication = Communication
+
+@typing.final
 class Trial(google.protobuf.message.Message):
     """The result of one trial."""
 
@@ -1634,6 +1800,8 @@ class Trial(google.protobuf.message.Message):
         """One configuration on batches of chosen lengths."""
         COUNT: Trial._Kind.ValueType  # 5
         """Nothing: the operators of a step are counted from its shapes."""
+        ONE_FIRST: Trial._Kind.ValueType  # 6
+        """A start from an empty cache in which one rank compiled before the others."""
 
     class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
         """What a trial measures."""
@@ -1650,6 +1818,8 @@ class Trial(google.protobuf.message.Message):
     """One configuration on batches of chosen lengths."""
     COUNT: Trial.Kind.ValueType  # 5
     """Nothing: the operators of a step are counted from its shapes."""
+    ONE_FIRST: Trial.Kind.ValueType  # 6
+    """A start from an empty cache in which one rank compiled before the others."""
 
     TRIAL_ID_FIELD_NUMBER: builtins.int
     KIND_FIELD_NUMBER: builtins.int
@@ -1697,6 +1867,9 @@ class Trial(google.protobuf.message.Message):
     SHAPE_TIMES_FIELD_NUMBER: builtins.int
     MARK_DYNAMIC_FIELD_NUMBER: builtins.int
     COUNTS_FIELD_NUMBER: builtins.int
+    ONE_FIRST_START_S_FIELD_NUMBER: builtins.int
+    RANKS_FIELD_NUMBER: builtins.int
+    COMMUNICATION_FIELD_NUMBER: builtins.int
     trial_id: builtins.str
     """Name of the trial."""
     kind: global___Trial.Kind.ValueType
@@ -1753,6 +1926,8 @@ class Trial(google.protobuf.message.Message):
     """Folder with a script that repeats a trial that failed; empty when there is none."""
     mark_dynamic: builtins.bool
     """Whether the length was marked as dynamic."""
+    one_first_start_s: builtins.float
+    """What a person waits for the compiler with an empty cache when one rank compiles first."""
     @property
     def config(self) -> global___Config:
         """The configuration. Absent for eager alone."""
@@ -1825,6 +2000,14 @@ class Trial(google.protobuf.message.Message):
     def counts(self) -> global___StepCounts:
         """What an eager step has to do; counted by the eager trial."""
 
+    @property
+    def ranks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RankFacts]:
+        """Each rank of a trial of several: step times above are the slowest rank's."""
+
+    @property
+    def communication(self) -> global___Communication:
+        """What ranks say to each other in an eager step."""
+
     def __init__(
         self,
         *,
@@ -1874,9 +2057,12 @@ class Trial(google.protobuf.message.Message):
         shape_times: collections.abc.Iterable[global___ShapeTime] | None = ...,
         mark_dynamic: builtins.bool = ...,
         counts: global___StepCounts | None = ...,
+        one_first_start_s: builtins.float | None = ...,
+        ranks: collections.abc.Iterable[global___RankFacts] | None = ...,
+        communication: global___Communication | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cold_start_s", b"cold_start_s", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "counts", b"counts", "coverage", b"coverage", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graphs", b"graphs", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "speedup", b"speedup", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "warm_start_s", b"warm_start_s", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cache_bytes", b"cache_bytes", "cache_folder", b"cache_folder", "cold_start_s", b"cold_start_s", "compile_events", b"compile_events", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "counts", b"counts", "coverage", b"coverage", "cudagraph_skips", b"cudagraph_skips", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "form", b"form", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graph_breaks", b"graph_breaks", "graphs", b"graphs", "kind", b"kind", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "mark_dynamic", b"mark_dynamic", "pairs", b"pairs", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "reproduction", b"reproduction", "shape_times", b"shape_times", "skipped_frames", b"skipped_frames", "speedup", b"speedup", "status", b"status", "stderr_tail", b"stderr_tail", "stdout_tail", b"stdout_tail", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "trial_id", b"trial_id", "user_s", b"user_s", "wall_s", b"wall_s", "warm_start_s", b"warm_start_s", "warnings", b"warnings", "what_ifs", b"what_ifs", "workload", b"workload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_one_first_start_s", b"_one_first_start_s", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cold_start_s", b"cold_start_s", "communication", b"communication", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "counts", b"counts", "coverage", b"coverage", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graphs", b"graphs", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "one_first_start_s", b"one_first_start_s", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "speedup", b"speedup", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "warm_start_s", b"warm_start_s", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_cold_start_s", b"_cold_start_s", "_compile_peak_bytes", b"_compile_peak_bytes", "_coverage", b"_coverage", "_eager_peak_bytes", b"_eager_peak_bytes", "_flip_check", b"_flip_check", "_gradient_drift", b"_gradient_drift", "_gradient_scale", b"_gradient_scale", "_graphs", b"_graphs", "_loss_drift", b"_loss_drift", "_loss_scale", b"_loss_scale", "_one_first_start_s", b"_one_first_start_s", "_peak_bytes", b"_peak_bytes", "_phase_reached", b"_phase_reached", "_time_coverage", b"_time_coverage", "_warm_start_s", b"_warm_start_s", "cache_bytes", b"cache_bytes", "cache_folder", b"cache_folder", "cold_start_s", b"cold_start_s", "communication", b"communication", "compile_events", b"compile_events", "compile_peak_bytes", b"compile_peak_bytes", "config", b"config", "counts", b"counts", "coverage", b"coverage", "cudagraph_skips", b"cudagraph_skips", "eager", b"eager", "eager_peak_bytes", b"eager_peak_bytes", "eager_step_s", b"eager_step_s", "environment", b"environment", "failure", b"failure", "flip_check", b"flip_check", "form", b"form", "gradient_drift", b"gradient_drift", "gradient_scale", b"gradient_scale", "graph_breaks", b"graph_breaks", "graphs", b"graphs", "kind", b"kind", "loss_drift", b"loss_drift", "loss_scale", b"loss_scale", "mark_dynamic", b"mark_dynamic", "one_first_start_s", b"one_first_start_s", "pairs", b"pairs", "peak_bytes", b"peak_bytes", "phase_reached", b"phase_reached", "ranks", b"ranks", "recompile_limit_hit", b"recompile_limit_hit", "recompiles", b"recompiles", "reproduction", b"reproduction", "shape_times", b"shape_times", "skipped_frames", b"skipped_frames", "speedup", b"speedup", "status", b"status", "stderr_tail", b"stderr_tail", "stdout_tail", b"stdout_tail", "step_profile", b"step_profile", "step_s", b"step_s", "time_coverage", b"time_coverage", "trial_id", b"trial_id", "user_s", b"user_s", "wall_s", b"wall_s", "warm_start_s", b"warm_start_s", "warnings", b"warnings", "what_ifs", b"what_ifs", "workload", b"workload"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_cold_start_s", b"_cold_start_s"]) -> typing.Literal["cold_start_s"] | None: ...
     @typing.overload
@@ -1897,6 +2083,8 @@ class Trial(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_loss_drift", b"_loss_drift"]) -> typing.Literal["loss_drift"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_loss_scale", b"_loss_scale"]) -> typing.Literal["loss_scale"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_one_first_start_s", b"_one_first_start_s"]) -> typing.Literal["one_first_start_s"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_peak_bytes", b"_peak_bytes"]) -> typing.Literal["peak_bytes"] | None: ...
     @typing.overload
