@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from advisor import shape_wording, wording
+from advisor import orders, shape_wording, wording
 from advisor.beliefs import Beliefs, Known, Worth
 from advisor.models.best_case import USUAL_WARM_SHARE, WARM_SHARE, BestCase, Seen, best_case
 from advisor.models.economics import Bill, point_total_s
@@ -31,6 +31,8 @@ from advisor.profiler.records import (
     Trial,
     TrialKind,
     TrialStatus,
+    WorkloadSpec,
+    Wrapper,
 )
 from advisor.profiler.statistics import half_width, speedup
 from advisor.profiler.units import config_name
@@ -105,22 +107,37 @@ class Step:
     mark_dynamic: bool = False
 
 
+def first_candidates(workload: WorkloadSpec) -> tuple[Config, ...]:
+    """Returns the configurations that are tried before any other: both scopes in mode default.
+
+    With several ranks these in each order of compiling and wrapping that is one of its own.
+    """
+    if workload.ranks == 1:
+        return _FIRST
+    return orders.candidates(workload.wrapper)
+
+
 def candidates(
-    request: AdviceRequest, device: str, shapes: int, scope: Scope
+    request: AdviceRequest, device: str, shapes: int, like: Config
 ) -> tuple[Config, ...]:
     """Returns all configurations to consider, in the order of trying.
 
-    `scope` is the one that the further modes are tried in; `shapes` the number of batch shapes.
+    The further modes are tried as `like` is compiled; `shapes` is the number of batch shapes.
     """
     if request.limits.configs:
-        return tuple(dict.fromkeys(request.limits.configs))
-    further = [Config(scope=scope, dynamic=Dynamic.TRUE)] if shapes > 1 else []
+        wanted = request.limits.configs
+        if request.workload.ranks > 1:
+            wanted = orders.in_each_order(wanted, request.workload.wrapper)
+        return tuple(dict.fromkeys(wanted))
+    further = [replace(like, dynamic=Dynamic.TRUE)] if shapes > 1 else []
     further += [
-        Config(scope=scope, mode=mode)
+        replace(like, mode=mode)
         for mode in _ALL_MODES[1:]
         if device == "cuda" or mode not in CUDA_GRAPH_MODES
     ]
-    return (*_FIRST, *further)
+    if request.workload.wrapper is Wrapper.DDP and request.workload.ranks > 1:
+        further += [replace(like, options=orders.WITHOUT_DDP_OPTIMIZER)]
+    return (*first_candidates(request.workload), *further)
 
 
 class Campaign:
@@ -145,8 +162,8 @@ class Campaign:
         self._trials: list[Trial] = []
         self._spent_s = 0.0
         self._known_options: tuple[int, tuple[Option, ...]] | None = None
-        # Fixed once both scopes were looked at, so that no later figure reopens the campaign.
-        self._scope: Scope | None = None
+        # Fixed once all of the first were looked at, so that no later figure reopens the campaign.
+        self._like: Config | None = None
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -194,12 +211,13 @@ class Campaign:
         if self.eager.status is not TrialStatus.OK or common is None:
             return None
         wanted = self._candidates()
-        early = [config for config in wanted if config in _FIRST or config.options]
+        first = first_candidates(self._request.workload)
+        early = [config for config in wanted if config in first or config.options]
         return (
             self._first_of(early, common)
             or self._shape_step(common)
             or self._first_of(self._candidates(), common)
-            or (None if self._anyway else self._warm_start(common))
+            or (None if self._anyway else self._warm_start(common) or self._one_first(common))
         )
 
     def _first_of(self, configs: Iterable[Config], common: Base) -> Step | None:
@@ -245,7 +263,7 @@ class Campaign:
         if data is None or eager is None or self._request.limits.configs or self._anyway:
             return None
         gain = padding_gain(data, eager)
-        for trial in shape_trials(self._further_scope(), self._device()):
+        for trial in shape_trials(self._like_which().scope, self._device()):
             if any(trial.is_of(t) for t in self._trials):
                 continue
             lengths = trial.lengths(data, eager)
@@ -306,8 +324,9 @@ class Campaign:
         facts = self.eager.workload if self.eager else None
         # Along a length, trials of their own compare what `dynamic` brings.
         shapes = len(facts.shapes) if facts and lengths_of(self._trials) is None else 1
-        wanted = candidates(self._request, self._device(), shapes, self._further_scope())
-        first = [config for config in wanted if config in _FIRST]
+        wanted = candidates(self._request, self._device(), shapes, self._like_which())
+        early = first_candidates(self._request.workload)
+        first = [config for config in wanted if config in early]
         return tuple(dict.fromkeys((*first, *self._what_ifs(), *wanted)))
 
     def _what_ifs(self) -> Iterator[Config]:
@@ -330,20 +349,25 @@ class Campaign:
         device = environment.device if environment else self._request.workload.device
         return device.partition(":")[0]
 
-    def _further_scope(self) -> Scope:
-        """Returns the scope in which mode default did better; the whole model when in doubt."""
-        if self._scope is not None:
-            return self._scope
+    def _like_which(self) -> Config:
+        """Returns the configuration in mode default that did best; the whole model when in doubt.
+
+        The further modes are tried in its scope and order.
+        """
+        if self._like is not None:
+            return self._like
+        first = first_candidates(self._request.workload)
         common = base_of(self._trials)
         totals = {
             e.config: self._bill(e, common).expected_total_s
             for e in gather(self._trials)
-            if common and e.config in _FIRST and doubt(e, self._memory_limit()) is None
+            if common and e.config in first and doubt(e, self._memory_limit()) is None
         }
-        scope = min(totals, key=lambda config: totals[config]).scope if totals else Scope.MODEL
-        if all(any(t.config == first for t in self._trials) for first in _FIRST):
-            self._scope = scope
-        return scope
+        whole = next((config for config in first if config.scope is Scope.MODEL), first[0])
+        like = min(totals, key=lambda config: totals[config]) if totals else whole
+        if all(any(t.config == config for t in self._trials) for config in first):
+            self._like = like
+        return like
 
     def _outlook(self, config: Config, common: Base) -> Outlook:
         plan = self._request.plan
@@ -418,7 +442,8 @@ class Campaign:
         message = f"{trial.failure.kind} {trial.failure.message}" if trial.failure else ""
         if known.backend == config.backend and _MISSING_TOOLS.search(message):
             return "lacks a tool that this needs as well"
-        if known.scope is not config.scope or known.mode is not Mode.DEFAULT:
+        alike = known.scope is config.scope and known.order is config.order
+        if not alike or known.mode is not Mode.DEFAULT:
             return None
         if config.mode is Mode.DEFAULT and trial.status in (
             TrialStatus.TIMED_OUT,
@@ -485,6 +510,33 @@ class Campaign:
             why=why,
             expected_s=expected,
             from_folder=trial.cache_folder,
+            budget_left_s=left,
+        )
+
+    def _one_first(self, common: Base) -> Step | None:
+        """Returns the trial in which one rank of what would be advised compiles before the others.
+
+        What it can save is what the ranks compile at the same time; it is worth a trial where that
+        takes longer than the trial's own start.
+        """
+        best = min(self._paying(common), key=lambda found: found[1].expected_total_s, default=None)
+        if best is None or self._request.workload.ranks == 1:
+            return None
+        trial, left = best[0].trial, self._left_s()
+        cold = trial.cold_start_s or 0.0
+        expected = self._startup_s() + cold + self._request.measuring.max_warm_steady_s
+        tried = any(
+            t.kind is TrialKind.ONE_FIRST and t.config == trial.config for t in self._trials
+        )
+        if tried or cold < self._startup_s() or (left is not None and expected > left):
+            return None
+        return Step(
+            kind=TrialKind.ONE_FIRST,
+            config=trial.config,
+            cut_off_s=None,
+            plan_steps=self._request.plan.steps_planned(common.step_s),
+            why=wording.one_rank_first(best[0].config, cold),
+            expected_s=expected,
             budget_left_s=left,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from advisor import paste, wording
+from advisor import paste, ranks_wording, wording
 from advisor.models.economics import Bill, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, bill_of, doubt, gather
 from advisor.models.plan import Plan
@@ -29,6 +29,7 @@ from advisor.profiler.records import (
     TrialKind,
     TrialStatus,
     WorkloadFacts,
+    WorkloadSpec,
 )
 from advisor.profiler.units import config_name
 from advisor.request import AdviceRequest
@@ -145,7 +146,9 @@ def decide(
         kept = _would_pay_from_cache(closest, request.plan, common)
         return replace(advice, reasons=reasons, hand_over=_hand_over(kept[0]) if kept else None)
     reasons = tuple(_why_compile(best, request.plan, common, advice, use_hand_over))
-    return replace(_enabled(advice, best), reasons=reasons)
+    if request.workload.ranks > 1:
+        reasons += tuple(ranks_wording.reasons(request.workload, best.config, trials))
+    return replace(_enabled(advice, best, request.workload), reasons=reasons)
 
 
 def _workload(trials: Sequence[Trial]) -> WorkloadFacts | None:
@@ -175,7 +178,7 @@ def _stakes(plan: Plan, common: Base) -> Stakes:
     )
 
 
-def _enabled(advice: Advice, best: _Judged) -> Advice:
+def _enabled(advice: Advice, best: _Judged, workload: WorkloadSpec) -> Advice:
     """Returns the advice with the figures and the code of the best configuration."""
     bill, trial = best.billed, best.evidence.trial
     # Where nothing breaks a graph, `fullgraph` keeps it so: a later break is an error, not a loss.
@@ -184,7 +187,7 @@ def _enabled(advice: Advice, best: _Judged) -> Advice:
         advice,
         enable=True,
         config=config,
-        code=wording.code(config, advice.workload, trial.form) if advice.workload else "",
+        code=_code(config, advice.workload, workload, trial.form) if advice.workload else "",
         speedup=bill.speedup,
         compile_s=bill.compile_s,
         saved_s=bill.saved_s,
@@ -193,6 +196,12 @@ def _enabled(advice: Advice, best: _Judged) -> Advice:
         gpu_hours_saved=bill.hours_saved,
         money_saved=bill.money_saved,
     )
+
+
+def _code(config: Config, facts: WorkloadFacts, workload: WorkloadSpec, form: str) -> str:
+    if workload.ranks > 1:
+        return paste.spread(config, workload, facts, form)
+    return wording.code(config, facts, form)
 
 
 def _with_policy(advice: Advice, choice: Choice, policy: Option) -> Advice:

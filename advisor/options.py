@@ -75,6 +75,22 @@ SortedByLength = Annotated[
         "--sorted-by-length", help="Samples of --lengths come sorted by length, not shuffled."
     ),
 ]
+Ranks = Annotated[
+    int, typer.Option(metavar="N", help="Processes that train together on this machine.")
+]
+Wrap = Annotated[
+    str | None,
+    typer.Option(
+        help="How the ranks share the model: ddp, fsdp1, fsdp2, or own, as your function wraps it."
+    ),
+]
+Checkpointing = Annotated[
+    bool,
+    typer.Option("--checkpointing", help="Ranks: repeated blocks compute activations anew."),
+]
+Port = Annotated[
+    int, typer.Option(metavar="PORT", help="Port of 127.0.0.1 at which ranks meet; 0: a free one.")
+]
 Seed = Annotated[int, typer.Option(help="Seed of all random generators.")]
 Family = Annotated[
     str | None, typer.Option(help="Family of the model, or its class: bert, BertForMaskedLM.")

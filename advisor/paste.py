@@ -12,9 +12,12 @@ from advisor.profiler.records import (
     Dynamic,
     Lengths,
     Mode,
+    Order,
     Scope,
     ShapePolicy,
     WorkloadFacts,
+    WorkloadSpec,
+    Wrapper,
 )
 
 _DYNAMIC = {Dynamic.TRUE: "True", Dynamic.FALSE: "False"}
@@ -40,6 +43,67 @@ def code(config: Config | None, facts: WorkloadFacts, form: str = "call") -> str
     # As isort has them: the standard library, then torch.
     imports = [f"import {name}" for name in sorted(modules, key=lambda m: ("torch" in m, m))]
     return "\n".join([*imports, *([""] if imports else []), *set_first, *body])
+
+
+def spread(config: Config, workload: WorkloadSpec, facts: WorkloadFacts, form: str = "call") -> str:
+    """Returns the lines that wrap the model for its ranks and compile it, in the order advised.
+
+    Compiling in place keeps the names in state dicts; DDP puts `module.` before them.
+    """
+    compiling = code(config, facts, form)
+    wrapping = _wrapping(workload, facts)
+    if not wrapping:
+        return compiling
+    # DDP hides the blocks behind `.module`, and leaves them as they are: they are compiled before.
+    inside = workload.wrapper is Wrapper.DDP and config.scope is Scope.REGIONAL
+    if config.order is Order.COMPILE_FIRST or inside:
+        return f"{compiling}\n\n{wrapping}"
+    return f"{wrapping}\n\n{compiling}"
+
+
+def _wrapping(workload: WorkloadSpec, facts: WorkloadFacts) -> str:
+    """Returns the lines that spread a model over its ranks; "" where the function does that."""
+    kinds = ", ".join(f"type({_attribute(blocks.paths[0])})" for blocks in facts.blocks)
+    lines = []
+    if workload.checkpointing:
+        lines.append(_CHECKPOINTING.format(kinds=kinds))
+    if workload.wrapper is Wrapper.DDP:
+        lines.append(_DDP)
+    elif workload.wrapper is Wrapper.FSDP1:
+        policy = f", auto_wrap_policy=ModuleWrapPolicy({{{kinds}}})" if kinds else ""
+        lines.append((_FSDP1 if kinds else _FSDP1_WHOLE).format(policy=policy))
+    elif workload.wrapper is Wrapper.FSDP2:
+        shards = [line for blocks in facts.blocks for line in _each(blocks, "fully_shard(block)")]
+        lines.append(_FSDP2.format(shards="".join(f"{line}\n" for line in shards)))
+    return "\n".join(lines)
+
+
+_DDP = """\
+from torch.nn.parallel import DistributedDataParallel
+
+model = DistributedDataParallel(model)  # on a GPU: device_ids=[local_rank]"""
+_FSDP1 = """\
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+model = FullyShardedDataParallel(model, use_orig_params=True{policy})
+# The optimizer is made after this, of model.parameters()."""
+_FSDP1_WHOLE = """\
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+model = FullyShardedDataParallel(model, use_orig_params=True{policy})
+# The optimizer is made after this, of model.parameters()."""
+_FSDP2 = """\
+from torch.distributed.fsdp import fully_shard
+
+{shards}fully_shard(model)
+# The optimizer is made after this, of model.parameters()."""
+_CHECKPOINTING = """\
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
+
+apply_activation_checkpointing(model, check_fn=lambda module: type(module) in ({kinds},))"""
 
 
 def batches(policy: ShapePolicy, boundaries: tuple[int, ...], data: Lengths | None) -> str:
@@ -114,13 +178,18 @@ def _compile(target: str, arguments: str, by_forward: bool) -> list[str]:
 
 
 def _loop(blocks: Blocks, arguments: str, form: str) -> list[str]:
+    # Compiling a torch class's call captures nothing; compiling its forward does (design §5.3).
+    by_forward = form == "forward" or blocks.module_class.startswith("torch.nn")
+    return _each(blocks, *_compile("block", arguments, by_forward))
+
+
+def _each(blocks: Blocks, *body: str) -> list[str]:
+    """Returns a loop over the blocks with these lines in it."""
     if blocks.container is not None:
         head = [f"for block in {_attribute(blocks.container)}:"]
     else:
         head = ["for block in (", *(f"    {_attribute(p)}," for p in blocks.paths), "):"]
-    # Compiling a torch class's call captures nothing; compiling its forward does (design §5.3).
-    by_forward = form == "forward" or blocks.module_class.startswith("torch.nn")
-    return [*head, *(f"    {line}" for line in _compile("block", arguments, by_forward))]
+    return [*head, *(f"    {line}" for line in body)]
 
 
 def _attribute(path: str) -> str:

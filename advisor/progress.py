@@ -59,7 +59,11 @@ _ENDS = {
 }
 
 
-_OF_KIND = {TrialKind.WARM: ", warm start", TrialKind.SHAPES: ", along the lengths"}
+_OF_KIND = {
+    TrialKind.WARM: ", warm start",
+    TrialKind.ONE_FIRST: ", one rank first",
+    TrialKind.SHAPES: ", along the lengths",
+}
 
 
 def trial_name(kind: TrialKind, config: Config | None) -> str:
@@ -81,6 +85,8 @@ def outcome(trial: Trial) -> str:
         parts.append(f"{duration(trial.eager_step_s.median)} a step")
     elif trial.kind is TrialKind.WARM and trial.warm_start_s is not None:
         parts.append(f"starts in {duration(trial.warm_start_s)} from the kept cache")
+    elif trial.kind is TrialKind.ONE_FIRST and trial.one_first_start_s is not None:
+        parts.append(f"starts in {duration(trial.one_first_start_s)} when one rank compiles first")
     elif trial.shape_times:
         parts += _along_lengths(trial)
     elif trial.step_s is not None:

@@ -19,7 +19,16 @@ from typing import TypeVar
 from advisor.models.plan import Plan
 from advisor.profiler.errors import PlanError, WorkloadError
 from advisor.profiler.preset_table import PRESETS
-from advisor.profiler.records import Config, Dynamic, Lengths, Mode, Scope, WorkloadSpec
+from advisor.profiler.records import (
+    MOST_RANKS,
+    Config,
+    Dynamic,
+    Lengths,
+    Mode,
+    Scope,
+    WorkloadSpec,
+    Wrapper,
+)
 from advisor.profiler.units import parse_duration, parse_size, printable
 from advisor.request import AdviceRequest, Limits
 
@@ -72,6 +81,10 @@ class Typed:
     tokens_per_batch: int | None = None
     padding: str | None = None
     sorted_by_length: bool = False
+    ranks: int = 1
+    wrap: str | None = None
+    checkpointing: bool = False
+    port: int = 0
 
 
 def request_of(typed: Typed) -> AdviceRequest:
@@ -110,6 +123,10 @@ def request_of(typed: Typed) -> AdviceRequest:
         precision=typed.precision,
         scale=typed.scale,
         seed=typed.seed,
+        ranks=typed.ranks,
+        wrapper=_wrapper(typed),
+        checkpointing=typed.checkpointing,
+        port=typed.port,
     )
     request = AdviceRequest(workload=workload, plan=plan, limits=limits)
     request.validate()
@@ -190,6 +207,31 @@ def configs_of(
             Config(scope=scope, mode=mode, dynamic=dynamic) for scope, mode, dynamic in combinations
         )
     )
+
+
+def _wrapper(typed: Typed) -> Wrapper:
+    """Returns how ranks share the model: DDP where nothing else was said.
+
+    Raises `PlanError` for options about ranks beside a single one.
+    """
+    if not 0 < typed.ranks <= MOST_RANKS:
+        raise PlanError(f"--ranks {typed.ranks} is out of range", f"1 to {MOST_RANKS} expected")
+    if not 0 <= typed.port < 2**16:
+        raise PlanError(f"--port {typed.port} is out of range", "0 to 65535 expected")
+    if typed.ranks > 1:
+        return Wrapper.DDP if typed.wrap is None else _choice(Wrapper, typed.wrap, "--wrap")
+    for option, given in (
+        ("--wrap", typed.wrap is not None),
+        ("--checkpointing", typed.checkpointing),
+        ("--port", typed.port != 0),
+    ):
+        if given:
+            raise PlanError(
+                f"{option} has no effect on a single rank",
+                "it is about processes that train together",
+                "give --ranks 2 or more",
+            )
+    return Wrapper.OWN
 
 
 def _lengths(typed: Typed) -> Lengths | None:

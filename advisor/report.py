@@ -109,6 +109,8 @@ def rows(advice: Advice) -> list[Row]:
         if one.kind is TrialKind.WARM:
             if one.warm_start_s is not None:
                 warm[one.config] = one.warm_start_s
+        elif one.kind is TrialKind.ONE_FIRST:
+            continue
         elif one.status is not TrialStatus.SKIPPED or one.config not in measured:
             measured[None if one.kind is TrialKind.EAGER else one.config] = one
     rejected = {alternative.config: alternative for alternative in advice.alternatives}

@@ -122,6 +122,14 @@ def one_more_process(config: Config, width: float) -> str:
     )
 
 
+def one_rank_first(config: Config, cold_s: float) -> str:
+    """Returns why a start in which one rank compiles before the others is measured."""
+    return (
+        f"{config_name(config)} pays: how long it starts when one rank compiles first and the"
+        f" others find it in the cache, instead of {duration(cold_s)} in which all compile the same"
+    )
+
+
 def warm_start_wanted(config: Config, cold_s: float, restarts: int) -> str:
     """Returns why the warm start is measured."""
     use = f"each of {count(restarts)} restarts pays it" if restarts > 1 else "the restart pays it"

@@ -16,23 +16,17 @@ from advisor.profiler.records import Collective
 # Sizes of the all-reduces that are timed, in bytes, and how often each is.
 _SIZES_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22, 1 << 24)
 _TIMES = 5
-# Events of torch's profiler by the collective that they are, whatever the backend.
-_NAMES = {
-    "allreduce": "all_reduce",
-    "all_reduce": "all_reduce",
-    "allgather": "all_gather",
-    "all_gather": "all_gather",
-    "reduce_scatter": "reduce_scatter",
-    "broadcast": "broadcast",
-    "alltoall": "all_to_all",
-    "all_to_all": "all_to_all",
-}
+# How backends name their work in torch's profiler, after "gloo:" or "nccl:".
+_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
+_BACKENDS = ("gloo:", "nccl:", "ucc:", "xccl:")
 
 
-def of_step(run: Callable[[], object]) -> tuple[Collective, ...]:
+def of_step(run: Callable[[], object], element_bytes: int) -> tuple[Collective, ...]:
     """Returns the collectives of what `run` runs, by kind, as torch's profiler records them.
 
-    Each rank must run it at the same time. Empty when this torch records none.
+    Each rank must run it at the same time. The backend's own work is counted, which may not be
+    what was called: Gloo reduces and scatters by an all-reduce. Sizes are those of the tensor that
+    each is given, `element_bytes` an element. Empty when this torch records none.
     """
     calls: Counter[str] = Counter()
     sizes: defaultdict[str, float] = defaultdict(float)
@@ -43,7 +37,7 @@ def of_step(run: Callable[[], object]) -> tuple[Collective, ...]:
         if kind is None:
             continue
         calls[kind] += 1
-        sizes[kind] += _bytes_of(event)
+        sizes[kind] += element_bytes * max(map(_elements, event.input_shapes or ()), default=0.0)
     return tuple(
         Collective(name=name, calls=float(calls[name]), part_bytes=sizes[name])
         for name in sorted(calls)
@@ -51,28 +45,18 @@ def of_step(run: Callable[[], object]) -> tuple[Collective, ...]:
 
 
 def _kind(name: str) -> str | None:
-    """Returns which collective an event of the profiler is; None for any other event.
-
-    `c10d::allreduce_` is the operator that a job calls, whatever runs it.
-    """
-    if not name.startswith("c10d::"):
+    """Returns which collective an event of the profiler is; None for any other event."""
+    if not name.startswith(_BACKENDS):
         return None
-    called = name.removeprefix("c10d::").strip("_").removesuffix("_base").removesuffix("_coalesced")
-    called = called.removesuffix("_tensor_into").replace("_base", "")
-    return next((kind for begin, kind in _NAMES.items() if called.startswith(begin)), None)
+    called = name.partition(":")[2].lstrip("_").replace("allgather", "all_gather")
+    return next((kind for kind in _NAMES if called.startswith(kind)), None)
 
 
-def _bytes_of(event: Any) -> float:
-    """Returns the bytes of the largest tensor that a collective was given on this rank."""
-    shapes = [shape for shape in event.input_shapes or () if shape]
-    return max((float(np.prod(_flat(shape))) for shape in shapes), default=0.0) * 4.0
-
-
-def _flat(shape: Any) -> list[float]:
-    """Returns the sizes in a shape; of a list of tensors, the sum of their elements."""
+def _elements(shape: Any) -> float:
+    """Returns how many elements a shape has; of a list of shapes, all together."""
     if shape and isinstance(shape[0], list | tuple):
-        return [sum(float(np.prod(one)) if one else 1.0 for one in shape)]
-    return [float(size) for size in shape]
+        return sum(map(_elements, shape))
+    return float(np.prod(shape)) if shape else 0.0
 
 
 def speed(device: torch.device, peers: Peers) -> tuple[float | None, float | None]:

@@ -40,17 +40,19 @@ def merged(spec: TrialSpec, launched: Launched) -> Trial:
     and the sentence names it; else the slowest rank's times and the largest differences count.
     """
     members = [launched.members[rank] for rank in sorted(launched.members)]
-    for member in members:
+    if any(member.lost for member in members):
+        return _died(spec, launched, members)
+    # The first that failed is the cause: the others fail of waiting for it.
+    for member in sorted(members, key=lambda member: member.heard):
         if member.unusable is not None:
             raise unusable_error(member.unusable)
+        trial = member.result.trial if member.result is not None else None
+        failed = trial is not None and trial.status is not TrialStatus.DISAGREES
+        if trial is not None and trial.failure is not None and failed:
+            ranks = spec.workload.ranks
+            message = f"on rank {member.rank} of {ranks}: {trial.failure.message}"
+            return replace(trial, failure=replace(trial.failure, message=message))
     trials = {m.rank: m.result.trial for m in members if m.result is not None}
-    for rank, trial in trials.items():
-        if trial.failure is not None and trial.status is not TrialStatus.DISAGREES:
-            failure = replace(
-                trial.failure,
-                message=f"on rank {rank} of {spec.workload.ranks}: {trial.failure.message}",
-            )
-            return replace(trial, failure=failure)
     if launched.stalled:
         return _failed(spec, TrialStatus.TIMED_OUT, "stalled", launched.stalled, members)
     if len(trials) < spec.workload.ranks:
@@ -60,10 +62,11 @@ def merged(spec: TrialSpec, launched: Launched) -> Trial:
 
 def _died(spec: TrialSpec, launched: Launched, members: Sequence[Member]) -> Trial:
     """Returns the trial of which a rank ended before it had said anything."""
+    lost = {member.rank for member in members if member.lost}
     silent = {
         rank: how
         for rank, how in launched.failed.items()
-        if rank not in launched.members or not launched.members[rank].settled
+        if rank in lost or rank not in launched.members
     }
     if not silent:
         message = "the ranks ended before they had measured anything"

@@ -67,6 +67,8 @@ class Member:
     result: Result | None = None
     unusable: Unusable | None = None
     gone: bool = False
+    # It ended by itself before it had said anything: what the others then meet follows from that.
+    lost: bool = False
 
     @property
     def settled(self) -> bool:
@@ -150,6 +152,7 @@ class GroupWatch:
             data, messages = b"", []
         if not data:
             member.gone = True
+            member.lost = not member.settled and self._end_at != float("inf")
             self._selector.unregister(peer)
             peer.close()
         for message in messages:
@@ -184,7 +187,7 @@ class GroupWatch:
             if now >= self._end_at:
                 self.end()
             return
-        if any(member.failed or (member.gone and not member.settled) for member in members):
+        if any(member.failed or member.lost for member in members):
             self._end_at = now + _GRACE_S
             return
         waiting = [member for member in members if not member.settled]

@@ -104,12 +104,14 @@ class _Reading:
 class Watch:
     """What else ran on the machine between its start and `sentences()`."""
 
-    def __init__(self) -> None:
-        self._begun = _read()
+    def __init__(self, leader: int | None = None) -> None:
+        """`leader` is the process whose tree is measured; absent, it is this one."""
+        self._leader = os.getpid() if leader is None else leader
+        self._begun = _read(self._leader)
 
     def sentences(self) -> list[str]:
         """Returns what disturbed the measurement, each as a sentence; empty when nothing did."""
-        now = _read()
+        now = _read(self._leader)
         wall_s = now.at_s - self._begun.at_s
         if wall_s < _SHORTEST_WATCH_S:
             return []
@@ -133,15 +135,17 @@ class Watch:
         return found
 
 
-def _read() -> _Reading:
+def _read(leader: int) -> _Reading:
     times = psutil.cpu_times()
     stolen_s = getattr(times, "steal", 0.0)
     busy_s = times.user + times.nice + times.system + getattr(times, "irq", 0.0)
     busy_s += getattr(times, "softirq", 0.0)
-    own = os.times()
-    own_s = own.user + own.system + own.children_user + own.children_system
-    for pid in process_tree.descendants(os.getpid()):
+    own_s = 0.0
+    for pid in (leader, *process_tree.descendants(leader)):
         with contextlib.suppress(psutil.Error):
             used = psutil.Process(pid).cpu_times()
             own_s += used.user + used.system
+            if pid == leader:
+                # What it has started and what has ended since.
+                own_s += used.children_user + used.children_system
     return _Reading(at_s=time.monotonic(), busy_s=busy_s, stolen_s=stolen_s, own_s=own_s)

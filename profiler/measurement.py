@@ -217,7 +217,7 @@ class Measurement:
 
     def _measure_eager(self, trainer: Trainer) -> Trial:
         self._reporter.begin(Phase.WARM_UP)
-        memory, watch = PeakMemory(trainer.device), Watch()
+        memory, watch = PeakMemory(trainer.device), self._watch()
         limit_s = self._spec.measuring.max_warm_up_s
         with self._users_time():
             self._first_step(trainer)
@@ -354,6 +354,9 @@ class Measurement:
         trial = replace(trial, flip_check=self._check_flip(trainer, flip, eager_step_s.median))
         return self._compare(trial, trainer, flip, snapshot)
 
+    def _watch(self) -> Watch:
+        return Watch()
+
     def _blocks(self, trainer: Trainer) -> tuple[Blocks, ...]:
         return repeated_blocks(trainer.model)
 
@@ -415,7 +418,7 @@ class Measurement:
     ) -> tuple[list[Pair], float]:
         """Returns the ABBA quads, and the seconds of compiles that came late, within them."""
         self._reporter.begin(Phase.STEADY)
-        measuring, watch = self._spec.measuring, Watch()
+        measuring, watch = self._spec.measuring, self._watch()
         warm = self._spec.kind in _STARTS
         limit_s = measuring.max_warm_steady_s if warm else measuring.max_steady_s
         cold_s = self._peers.most(cold_s)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from advisor.profiler.blocks import repeated_blocks
 from advisor.profiler.compile_events import CompileRecorder
 from advisor.profiler.compile_turns import one_rank_first
 from advisor.profiler.errors import WorkloadError
-from advisor.profiler.flip import Flip
+from advisor.profiler.flip import Flip, is_torch_class
+from advisor.profiler.machine import Watch
 from advisor.profiler.measurement import Measurement
 from advisor.profiler.peers import Peers, Ranks
 from advisor.profiler.records import (
@@ -24,7 +26,6 @@ from advisor.profiler.records import (
     Communication,
     CompileEvent,
     Config,
-    Order,
     Pair,
     RankFacts,
     Trial,
@@ -36,6 +37,16 @@ from advisor.profiler.reporter import Reporter
 from advisor.profiler.training import Batches, Trainer
 from advisor.profiler.workload import Workload, build, hooks_of, seed_everything
 from advisor.profiler.wrappers import Wrapped
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """What is known of the person's own model before it was wrapped."""
+
+    model_class: str
+    torch_class: bool
+    parameters: int
+    trainable: int
 
 
 class DifferentGraphs(RuntimeError):
@@ -50,7 +61,10 @@ class RankMeasurement(Measurement):
         super().__init__(spec, reporter)
         self._rank = torch.distributed.get_rank()
         self._peers = peers if peers is not None else Ranks()
+        # Without real collectives: what is left is this rank's own work.
+        self._alone = self._peers.count < torch.distributed.get_world_size()
         self._wrapped: Wrapped | None = None
+        self._inner: _Inner | None = None
         self._inner_blocks: tuple[Blocks, ...] = ()
         # Whether the function knows of the ranks: then its batches are this rank's own.
         self._aware = False
@@ -110,6 +124,14 @@ class RankMeasurement(Measurement):
     def _wrap(self, model: torch.nn.Module, device: torch.device, mesh: Any) -> Wrapped:
         spec = self._spec.workload
         self._inner_blocks = repeated_blocks(model)
+        # Wrappers hide the class, and sharding the number of parameters.
+        parameters = list(model.parameters())
+        self._inner = _Inner(
+            model_class=f"{type(model).__module__}.{type(model).__qualname__}",
+            torch_class=is_torch_class(model),
+            parameters=sum(p.numel() for p in parameters),
+            trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        )
         self._wrapped = wrappers.wrap(
             model,
             self._inner_blocks,
@@ -117,6 +139,7 @@ class RankMeasurement(Measurement):
             device,
             mesh,
             checkpointing=spec.checkpointing,
+            alone=self._alone,
         )
         return self._wrapped
 
@@ -127,6 +150,27 @@ class RankMeasurement(Measurement):
                 workload.batches, device, self._rank, self._spec.workload.ranks
             )
         return trainer
+
+    def _workload_facts(self, trainer: Trainer, blocks: tuple[Blocks, ...]) -> Trial:
+        """Returns the facts of the person's own model, whatever it is wrapped in."""
+        trial = super()._workload_facts(trainer, blocks)
+        spec, inner = self._spec.workload, self._inner
+        assert trial.workload is not None and inner is not None
+        # The same model on other ranks is another job.
+        whole = f"{trial.workload.fingerprint}:{spec.ranks}:{spec.wrapper}:{spec.checkpointing}"
+        workload = replace(
+            trial.workload,
+            fingerprint=hashlib.sha256(whole.encode()).hexdigest()[:16],
+            model_class=inner.model_class,
+            torch_class=inner.torch_class,
+            parameters=inner.parameters,
+            trainable_parameters=inner.trainable,
+        )
+        return replace(trial, workload=workload)
+
+    def _watch(self) -> Watch:
+        # The other ranks are not what disturbs: the launcher's whole tree is measured.
+        return Watch(leader=os.getppid())
 
     def _blocks(self, trainer: Trainer) -> tuple[Blocks, ...]:
         return self._inner_blocks
@@ -139,11 +183,12 @@ class RankMeasurement(Measurement):
 
     def _looked_into(self, trial: Trial, trainer: Trainer, step_s: float) -> Trial:
         """Returns the eager trial with what its ranks say to each other."""
-        if self._peers.count < torch.distributed.get_world_size():
-            # Without real collectives there is nothing to look into.
+        if self._alone:
             return trial
         self._reporter.tell("communication")
-        found = collectives.of_step(lambda: trainer.run([trainer.batches.next()]))
+        batch = trainer.batches.next()
+        element_bytes = max(p.element_size() for p in trainer.model.parameters())
+        found = collectives.of_step(lambda: trainer.run([batch]), element_bytes)
         latency_s, bytes_per_s = collectives.speed(trainer.device, self._peers)
         return replace(
             trial,
@@ -242,8 +287,3 @@ class _Share(Batches):
             return
         for _ in range(count):
             super().next()
-
-
-def orders_of(wrapper: Wrapper) -> tuple[Order, ...]:
-    """Returns the orders of compiling and wrapping to try."""
-    return (Order.WRAP_FIRST,) if wrapper is Wrapper.OWN else tuple(Order)

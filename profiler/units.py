@@ -135,6 +135,8 @@ def config_name(config: Config | None) -> str:
     if config is None:
         return "eager"
     parts = [config.scope.value, config.mode.value]
+    if config.order is not None:
+        parts.append(config.order.value)
     if config.dynamic is not Dynamic.AUTO:
         parts.append(f"dynamic={config.dynamic.value}")
     if config.fullgraph:

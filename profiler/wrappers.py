@@ -9,7 +9,7 @@ same holds for them; DDP and FSDP2 put no module around a block: there both orde
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,11 +39,13 @@ def wrap(
     mesh: Any = None,
     *,
     checkpointing: bool = False,
+    alone: bool = False,
 ) -> Wrapped:
     """Returns the model spread over the ranks of the default process group.
 
-    FSDP shards each repeated block and then the rest; activation checkpointing is put around the
-    same blocks before. Raises `PlanError` where there is nothing to put it around.
+    `alone`: its collectives return at once, as what they were given. FSDP shards each repeated
+    block and then the rest; activation checkpointing is put around the same blocks before. Raises
+    `PlanError` where there is nothing to put it around.
     """
     paths = [path for group in blocks for path in group.paths]
     if checkpointing:
@@ -56,6 +58,11 @@ def wrap(
     if wrapper is Wrapper.DDP:
         ids = [device.index] if device.type == "cuda" else None
         outer = torch.nn.parallel.DistributedDataParallel(model, device_ids=ids)
+        if alone:
+            from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+
+            # The group that answers at once gives DDP no gradients back.
+            outer.register_comm_hook(None, noop_hook)
         return Wrapped(outer, model, found, wrapper)
     if wrapper is Wrapper.FSDP1:
         return Wrapped(_fsdp1(model, found, device), model, found, wrapper)
@@ -129,17 +136,6 @@ def _fsdp1_pairs(model: torch.nn.Module) -> list[tuple[torch.nn.Module, torch.nn
         for module in model.modules()
         if isinstance(module, FullyShardedDataParallel)
     ]
-
-
-def distinct(wrapper: Wrapper, config: Config) -> Config:
-    """Returns the configuration that stands for `config` where both orders are one.
-
-    DDP and FSDP2 leave blocks as the modules they are, and FSDP2 the model too.
-    """
-    same = wrapper is Wrapper.FSDP2 or (wrapper is Wrapper.DDP and config.scope is Scope.REGIONAL)
-    if not same or config.order is not Order.COMPILE_FIRST:
-        return config
-    return replace(config, order=Order.WRAP_FIRST)
 
 
 def optimizer_for(

@@ -313,7 +313,7 @@ def test_comparing_with_eager_changes_nothing() -> None:
 
 
 RANKS = """
-import sys, torch
+import os, sys, torch
 sys.path.append(sys.argv[2])
 from advisor.autocompile import AutoCompile
 from advisor.profiler.records import Config
@@ -341,6 +341,8 @@ for number in range(400):
 with open(f"rank{rank}", "w") as file:
     print("".join("ec"[arm] for arm in arms), auto.outcome().stage.value, file=file)
 torch.distributed.destroy_process_group()
+# Once in many runs Gloo's threads abort a process that Python is ending; that is not looked at.
+os._exit(0)
 """
 
 

@@ -59,6 +59,7 @@ PHASES = {
         Phase.DIAGNOSE,
     ),
     TrialKind.WARM: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY),
+    TrialKind.ONE_FIRST: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY),
     TrialKind.SHAPES: (*_EAGER_PHASES, Phase.COLD, Phase.STEADY, Phase.NUMERICS),
     TrialKind.COUNT: (Phase.IMPORT, Phase.BUILD),
 }
