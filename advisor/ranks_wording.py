@@ -69,5 +69,5 @@ def _starts(config: Config, trials: Sequence[Trial]) -> Iterator[str]:
     if cold is not None and first is not None:
         yield (
             f"All ranks compile {config_name(config)} in {duration(cold)} at the same time,"
-            f" and in {duration(first)} when one compiles first and the others find it in its cache."
+            f" and in {duration(first)} when one compiles first and the others find what it made."
         )
