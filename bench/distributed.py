@@ -88,19 +88,19 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 
 def is_fastest(advice: dict[str, Any]) -> bool:
-    """Returns whether what is advised is the fastest order of those that can be."""
+    """Returns whether no order that can be used is faster for sure than what is advised.
+
+    For sure: its interval lies above. Where eager is advised, that of eager is 1.
+    """
     usable = [
         trial
         for trial in advice["trials"]
         if trial["kind"] == "COMPILE" and trial["status"] == "OK" and trial.get("graphs")
     ]
-    fastest = max(usable, key=lambda trial: trial["speedup"]["median"], default=None)
-    if fastest is None or fastest["speedup"]["median"] <= 1:
-        return not advice["enable"]
     if not advice["enable"]:
-        # Not faster for sure: its interval holds 1.
-        return bool(fastest["speedup"]["low"] <= 1.0)
-    return same(advice["config"], fastest["config"])
+        return all(trial["speedup"]["low"] <= 1.0 for trial in usable)
+    (advised,) = (trial for trial in usable if same(advice["config"], trial["config"]))
+    return all(trial["speedup"]["low"] <= advised["speedup"]["high"] for trial in usable)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -15,7 +14,6 @@ from advisor.profiler.records import (
     GraphBreak,
     Interval,
     Phase,
-    RankFacts,
     Trial,
     TrialSpec,
     TrialStatus,
@@ -169,19 +167,6 @@ def _breaks(trials: Sequence[Trial]) -> tuple[GraphBreak, ...]:
             if key not in found or met.count > found[key].count:
                 found[key] = met
     return tuple(found.values())
-
-
-def differing(ranks: Sequence[RankFacts]) -> dict[int, tuple[str, ...]]:
-    """Returns the ranks that compiled other graphs than most ranks, with what only they have."""
-    usual = Counter(facts.graph_names for facts in ranks).most_common(1)
-    if not usual:
-        return {}
-    names = usual[0][0]
-    return {
-        facts.rank: tuple(sorted(set(facts.graph_names) ^ set(names)))
-        for facts in ranks
-        if facts.graph_names != names
-    }
 
 
 def share_of_communication(trial: Trial, alone: Launched) -> Trial:

@@ -46,7 +46,7 @@ def main() -> None:
     leader.connect("\0" + os.environ["ADVISOR_RANKS_SOCKET"])
     reporter = Reporter(leader.fileno(), spec)
     reporter.send(Hello(rank=rank, pid=os.getpid()))
-    _run(spec, rank, reporter)
+    _run(spec, reporter)
     sys.stdout.flush()
     sys.stderr.flush()
     # Not sys.exit: torch's exit handlers may wait minutes for compile workers
@@ -54,15 +54,14 @@ def main() -> None:
     os._exit(0)
 
 
-def _run(spec: TrialSpec, rank: int, reporter: Reporter) -> None:
-    device = _device(spec, rank)
+def _run(spec: TrialSpec, reporter: Reporter) -> None:
     torch_internals.set_job_id(os.environ["TORCH_COMPILE_JOB_ID"])
     # Counted from both ends: a rank that compiles may be silent for long.
     torch_internals.on_compile_start(lambda _: reporter.send(Compiling(begins=True)))
     torch_internals.on_compile_end(lambda _: reporter.send(Compiling(begins=False)))
     os.chdir(spec.workload.cwd)
     try:
-        peers = _join(device)
+        peers = _join(_device(spec))
         trial = RankMeasurement(spec, reporter, peers).run()
     except WorkloadError as error:
         reporter.send(
@@ -95,12 +94,20 @@ def _wait_for_the_end() -> None:
     threading.Event().wait(30)
 
 
-def _device(spec: TrialSpec, rank: int) -> torch.device:
+def _device(spec: TrialSpec) -> torch.device:
+    """Returns this rank's device. Raises `PlanError` when there are fewer GPUs than ranks."""
     device = device_of(spec.workload.device)
     if device.type != "cuda":
         threads = max(1, len(os.sched_getaffinity(0)) // spec.workload.ranks)
         torch.set_num_threads(threads)
         return device
+    ranks, gpus = spec.workload.ranks, torch.cuda.device_count()
+    if ranks > gpus:
+        raise PlanError(
+            f"--ranks {ranks} is more than there are GPUs",
+            f"torch sees {gpus} here, and each rank takes one",
+            f"give --ranks {gpus} or --device cpu",
+        )
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
