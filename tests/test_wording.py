@@ -28,6 +28,7 @@ from advisor.profiler.records import (
     TrialStatus,
     WorkloadFacts,
 )
+from advisor.profiler.units import config_name
 from advisor.wording import code
 
 REGIONAL = Config(scope=Scope.REGIONAL)
@@ -291,6 +292,6 @@ def test_sentences_hold_no_raw_floats(
         wording.saves(found),
         wording.worth(found, 3.0),
         wording.campaign_against_savings(campaign_s, found.saved_s),
-        wording.second_best(found, found, Config()),
+        wording.second_best(found, found, config_name(Config())),
     ):
         assert not re.search(r"\d\.\d{4,}|nan|inf\b|None|e\+\d", sentence), sentence
