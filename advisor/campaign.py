@@ -207,7 +207,7 @@ class Campaign:
                 expected_s=EAGER_TRIAL_S,
                 budget_left_s=self._left_s(),
             )
-        common = base_of(self._trials)
+        common = base_of(self._trials, self._request.plan)
         if self.eager.status is not TrialStatus.OK or common is None:
             return None
         wanted = self._candidates()
@@ -357,7 +357,7 @@ class Campaign:
         if self._like is not None:
             return self._like
         first = first_candidates(self._request.workload)
-        common = base_of(self._trials)
+        common = base_of(self._trials, self._request.plan)
         totals = {
             e.config: self._bill(e, common).expected_total_s
             for e in gather(self._trials)
@@ -371,8 +371,8 @@ class Campaign:
 
     def _outlook(self, config: Config, common: Base) -> Outlook:
         plan = self._request.plan
-        steps = plan.steps_planned(common.step_s)
-        totals = [(point_total_s(plan, steps, common.step_s, 0.0, 0.0), EAGER)]
+        steps = plan.steps_planned(common.planned_step_s)
+        totals = [(point_total_s(plan, steps, common.planned_step_s, 0.0, 0.0), EAGER)]
         for evidence, found in self._paying(replace(common, data_wait_s=0.0)):
             totals.append((found.expected_total_s, config_name(evidence.config)))
         found_options = self._options(common)
@@ -383,7 +383,7 @@ class Campaign:
             config=config,
             plan=plan,
             steps=steps,
-            eager_step_s=common.step_s,
+            eager_step_s=common.planned_step_s,
             best=best,
             now_s=now_s,
             now=now,
@@ -400,8 +400,8 @@ class Campaign:
             config,
             self._known(),
             plan=plan,
-            steps=plan.steps_planned(common.step_s),
-            eager_step_s=common.step_s,
+            steps=plan.steps_planned(common.planned_step_s),
+            eager_step_s=common.planned_step_s,
             now_s=now_s,
             measuring_s=self._usual_s(common),
             most_speedup=best.speedup,
@@ -506,7 +506,7 @@ class Campaign:
             kind=TrialKind.WARM,
             config=evidence.config,
             cut_off_s=None,
-            plan_steps=plan.steps_planned(common.step_s),
+            plan_steps=plan.steps_planned(common.planned_step_s),
             why=why,
             expected_s=expected,
             from_folder=trial.cache_folder,
@@ -534,7 +534,7 @@ class Campaign:
             kind=TrialKind.ONE_FIRST,
             config=trial.config,
             cut_off_s=None,
-            plan_steps=self._request.plan.steps_planned(common.step_s),
+            plan_steps=self._request.plan.steps_planned(common.planned_step_s),
             why=wording.one_rank_first(best[0].config, cold),
             expected_s=expected,
             budget_left_s=left,
@@ -549,7 +549,7 @@ class Campaign:
         `statistics`), so it takes several of them, not longer ones, to narrow the interval.
         """
         plan = self._request.plan
-        total_s = plan.steps_planned(common.step_s) * common.step_s
+        total_s = plan.steps_planned(common.planned_step_s) * common.planned_step_s
         cheap = expected_s <= _MOST_SHARE_OF_PLAN * total_s
         ended_well = all(t.status is TrialStatus.OK for t in tried)
         width = half_width(speedup(evidence.pairs))

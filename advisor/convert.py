@@ -72,6 +72,7 @@ MESSAGES: dict[type[Any], type[Message]] = {
     records.BatchClass: pb.BatchClass,
     records.ShapeTime: pb.ShapeTime,
     records.HandOver: pb.HandOver,
+    records.Scaling: pb.Scaling,
     records.Advice: pb.Advice,
     records.Diagnosis: pb.Diagnosis,
     StoredTrial: pb.StoredTrial,

@@ -15,6 +15,7 @@ from advisor import paste, ranks_wording, wording
 from advisor.models.economics import Bill, point_total_s
 from advisor.models.evidence import Base, Doubt, Evidence, bill_of, doubt, gather
 from advisor.models.plan import Plan
+from advisor.models.scaling import scaling_of
 from advisor.models.shape_policies import Option, base_of
 from advisor.profiler import statistics
 from advisor.profiler.diagnosis import Stakes, fixes
@@ -25,6 +26,7 @@ from advisor.profiler.records import (
     Config,
     HandOver,
     Interval,
+    Scaling,
     Trial,
     TrialKind,
     TrialStatus,
@@ -94,7 +96,7 @@ def decide(
     the real run is billed as starting from the kept cache, where its warm start was measured.
     Raises `AdvisorError` when no trial gave even an eager step time: there is nothing to advise on.
     """
-    common = base_of(trials)
+    common = base_of(trials, request.plan)
     if common is None:
         raise AdvisorError("no trial could run", _first_failure(trials))
     judged = [_judge(e, common, request, use_hand_over) for e in gather(trials)]
@@ -125,11 +127,20 @@ def decide(
         break_even_step=bill.break_even_step if bill else None,
         p_saves=bill.p_saves if bill else 0.0,
         reasons=(),
-        steps=request.plan.steps_planned(common.step_s),
+        steps=request.plan.steps_planned(common.planned_step_s),
         fixes=fixes(trials, _stakes(request.plan, common)),
         shapes=choice.shapes(),
+        scaling=_scaling(common, closest),
         alternatives=tuple(_alternatives(judged, trials, best, policy, request.plan)),
-        warnings=tuple(dict.fromkeys((*_warnings(trials, judged, common), *choice.warnings()))),
+        warnings=tuple(
+            dict.fromkeys(
+                (
+                    *_warnings(trials, judged, common),
+                    *choice.warnings(),
+                    *ranks_wording.not_scaled(request, common.spread),
+                )
+            )
+        ),
         trials=tuple(trials),
         workload=_workload(trials),
         environment=next((t.environment for t in reversed(trials) if t.environment), None),
@@ -143,12 +154,23 @@ def decide(
         return replace(_with_policy(advice, choice, policy), reasons=reasons)
     if best is None:
         reasons = tuple(_why_stay(judged, trials, request.plan, common, advice_id))
+        reasons += tuple(
+            ranks_wording.scaling(advice.scaling, closest.evidence if closest else None)
+        )
         kept = _would_pay_from_cache(closest, request.plan, common)
         return replace(advice, reasons=reasons, hand_over=_hand_over(kept[0]) if kept else None)
     reasons = tuple(_why_compile(best, request.plan, common, advice, use_hand_over))
+    reasons += tuple(ranks_wording.scaling(advice.scaling, best.evidence))
     if request.workload.ranks > 1:
         reasons += tuple(ranks_wording.reasons(request.workload, best.config, trials))
     return replace(_enabled(advice, best, request.workload), reasons=reasons)
+
+
+def _scaling(common: Base, closest: _Judged | None) -> Scaling | None:
+    """Returns a step on the plan's ranks, where they are more than were tried."""
+    if common.spread is None:
+        return None
+    return scaling_of(common.spread, common.step_s, closest.bill if closest else None)
 
 
 def _workload(trials: Sequence[Trial]) -> WorkloadFacts | None:
@@ -171,7 +193,7 @@ def _workload(trials: Sequence[Trial]) -> WorkloadFacts | None:
 def _stakes(plan: Plan, common: Base) -> Stakes:
     """Returns what a mend is weighed against under this plan."""
     return Stakes(
-        total_s=plan.steps_planned(common.step_s) * common.step_s,
+        total_s=plan.steps_planned(common.planned_step_s) * common.planned_step_s,
         starts=1 + plan.restarts,
         price_per_hour=plan.price_per_hour,
         evaluates=bool(plan.eval_every),
@@ -278,9 +300,9 @@ def _closest(judged: Sequence[_Judged]) -> _Judged | None:
 
 def _eager_total(plan: Plan, trials: Sequence[Trial], common: Base) -> Interval:
     """Returns the eager total where no configuration was billed: by the spread of eager steps."""
-    steps = plan.steps_planned(common.step_s)
+    steps = plan.steps_planned(common.planned_step_s)
     waiting_s = steps * common.data_wait_s
-    work_s = point_total_s(plan, steps, common.step_s, 0.0, 0.0)
+    work_s = point_total_s(plan, steps, common.planned_step_s, 0.0, 0.0)
     timings = [t.eager.step_s if t.eager else t.eager_step_s for t in trials]
     figure = next((timing for timing in timings if timing is not None), None)
     low, high = (figure.low / figure.median, figure.high / figure.median) if figure else (1.0, 1.0)

@@ -84,6 +84,18 @@ Wrap = Annotated[
         help="How the ranks share the model: ddp, fsdp1, fsdp2, or own, as your function wraps it."
     ),
 ]
+WorldSize = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Ranks of the real run, on machines with --ranks each: totals for those."
+    ),
+]
+Network = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SPEED", help="Bytes a second that each rank can send to other machines: 25G."
+    ),
+]
 Checkpointing = Annotated[
     bool,
     typer.Option("--checkpointing", help="Ranks: repeated blocks compute activations anew."),

@@ -84,6 +84,8 @@ class Typed:
     ranks: int = 1
     wrap: str | None = None
     checkpointing: bool = False
+    world_size: int | None = None
+    network: str | None = None
     port: int = 0
 
 
@@ -102,6 +104,10 @@ def request_of(typed: Typed) -> AdviceRequest:
         eval_steps=typed.eval_steps,
         price_per_hour=typed.price_per_hour,
         confidence=typed.confidence,
+        world_size=typed.world_size,
+        network_bytes_per_s=None
+        if typed.network is None
+        else float(parse_size(typed.network.removesuffix("/s"), "--network")),
     )
     limits = Limits(
         budget_s=None if typed.budget is None else parse_duration(typed.budget, "--budget"),

@@ -79,6 +79,7 @@ def verdict(advice: Advice) -> str:
         parts.append(
             f"{advice.speedup.median:.2f}x faster "
             f"({advice.speedup.low:.2f}-{advice.speedup.high:.2f})"
+            + (f" on {advice.scaling.world_size:,} ranks" if advice.scaling else "")
         )
     if advice.break_even_step is not None:
         parts.append(f"pays back after step {count(advice.break_even_step)} of {planned}")

@@ -63,8 +63,26 @@ class AdviceRequest:
         """Raises `PlanError` for the first number that makes no sense."""
         self.plan.validate()
         self.limits.validate()
+        _validate_world_size(self.plan.world_size, self.workload.ranks)
         if self.lengths is not None:
             _validate_lengths(self.lengths)
+
+
+def _validate_world_size(size: int | None, ranks: int) -> None:
+    if size is None:
+        return
+    if ranks == 1:
+        raise PlanError(
+            f"--world-size {size} needs more than one rank to be tried",
+            "what ranks say to each other is measured between them",
+            "give --ranks N, as many as a machine of the real run has, or 2",
+        )
+    if size < ranks or size % ranks:
+        raise PlanError(
+            f"--world-size {size} is not a multiple of --ranks {ranks}",
+            "the real run is on machines with as many ranks each as are tried here",
+            f"give {ranks * max(1, round(size / ranks))}, or other --ranks",
+        )
 
 
 def _validate_lengths(lengths: Lengths) -> None:

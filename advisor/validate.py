@@ -19,7 +19,7 @@ from google.protobuf.message import Message
 
 from advisor.job_facts import PRECISIONS
 from advisor.models.devices import Device
-from advisor.models.plan import MOST_HOURS, MOST_STEPS
+from advisor.models.plan import MOST_HOURS, MOST_NETWORK_BYTES_PER_S, MOST_STEPS, MOST_WORLD_SIZE
 from advisor.profiler.bundle import MOST_BYTES
 from advisor.profiler.errors import PlanError
 from advisor.profiler.handover import NAME_PATTERN
@@ -146,6 +146,8 @@ RULES: dict[str, Rule] = {
     "Plan.eval_every": _STEPS,
     "Plan.eval_steps": _STEPS,
     "Plan.price_per_hour": Number(most=1e9),
+    "Plan.world_size": Number(least=2, most=MOST_WORLD_SIZE),
+    "Plan.network_bytes_per_s": Number(above=True, most=MOST_NETWORK_BYTES_PER_S),
     "Plan.confidence": Number(least=0.5, most=math.nextafter(1.0, 0.0)),
     "Limits.budget_s": Number(above=True, most=30 * _DAY_S),
     "Limits.memory_limit_bytes": Number(least=512 * 2.0**20, most=2.0**53, whole=True),

@@ -167,9 +167,16 @@ def _no_graph(trial: Trial) -> str:
     skipped = trial.skipped_frames
     more = f" ({count(skipped)} frames were skipped)" if skipped else ""
     return (
-        f"torch.compile captured no graph{more}: what looks compiled ran eager, so any difference "
-        "in step time is noise"
+        f"torch.compile captured no graph{more}{_first_cause(trial)}: what looks compiled ran"
+        " eager, so any difference in step time is noise"
     )
+
+
+def _first_cause(trial: Trial) -> str:
+    """Returns what ended the first graph before it began, at a place in the person's own code."""
+    own = [found for found in trial.graph_breaks if "site-packages" not in found.file]
+    found = next(iter((*own, *trial.graph_breaks)), None)
+    return f", because of {found.reason} ({found.file}:{found.line})" if found is not None else ""
 
 
 def _limit_hit(trial: Trial) -> str:

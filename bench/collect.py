@@ -32,6 +32,7 @@ from advisor.convert import advice_record
 from advisor.models import architectures, corpus
 from advisor.models.families import family_of
 from advisor.profiler import operator_counting
+from advisor.profiler.errors import PlanError
 from advisor.profiler.launch import TrialHost
 from advisor.profiler.preset_configs import decided_job
 from advisor.profiler.preset_table import PRESETS
@@ -126,7 +127,12 @@ async def _collect(folder: Path, device: torch.device, most: int) -> None:
                 if added >= most:
                     break
                 begun = time.perf_counter()
-                trial = await host.run(_trial(job, config, folder), lambda _: None)
+                try:
+                    trial = await host.run(_trial(job, config, folder), lambda _: None)
+                except PlanError as error:
+                    # Such as the regional scope for a model that repeats no block.
+                    print(f"{job.name}: {error}", file=sys.stderr)
+                    continue
                 row = _measured(_row(job, device, config), trial)
                 there.append(row)
                 added += 1

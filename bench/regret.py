@@ -84,10 +84,10 @@ def totals(request: AdviceRequest, measured: Advice) -> dict[Config | None, floa
 
     What failed, disagrees numerically or did not run compiled is no choice that one could regret.
     """
-    common = base_of(measured.trials)
+    plan = request.plan
+    common = base_of(measured.trials, plan)
     if common is None:
         raise SystemExit(f"{measured.target}: no eager step time")
-    plan = request.plan
     steps = plan.steps_planned(common.step_s)
     found: dict[Config | None, float] = {None: point_total_s(plan, steps, common.step_s, 0.0, 0.0)}
     for evidence in gather(measured.trials):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
@@ -58,6 +59,10 @@ class Measured:
     forward_share: float = FORWARD_SHARE
     # Joint draws that stand in for `pairs` where the plan's mix was not run but composed.
     draws: StepDraws | None = None
+    # Draws of what each step takes more on the plan's ranks than on those that were tried.
+    added_s: Array | None = None
+    # Machines that train together: each compiles, and each is paid for.
+    machines: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,9 @@ def bill(
     """
     rng = np.random.default_rng([seed, 1])
     draws = measured.draws or statistics.step_draws(measured.pairs, seed, DRAWS)
+    if measured.added_s is not None:
+        # Communication waits the same whether what is between it was compiled or not.
+        draws = StepDraws(draws.eager_s + measured.added_s, draws.compiled_s + measured.added_s)
     between = statistics.between_processes(measured.pairs, seed)
     run_sigma = max(RUN_SIGMA, statistics.USUAL_BETWEEN if measured.draws else between)
     normal = rng.standard_normal((3, DRAWS))
@@ -123,7 +131,7 @@ def bill(
     total = eager_total - saved
     low, median, high = _break_even(all_compiles, step_equivalents / steps * (eager_s - step_s))
     saved_s = statistics.interval(saved)
-    hours = saved_s.median / 3600
+    hours = measured.machines * saved_s.median / 3600
     price = plan.price_per_hour
     return Bill(
         steps=steps,
@@ -171,9 +179,20 @@ def affordable_compile_s(
 
 
 def _starts(measured: Measured) -> tuple[float, float]:
-    cold = measured.cold_start_s
+    """Returns the cold and the warm start, of the slowest of the machines."""
+    slowest = slowest_of(measured.machines)
+    cold = measured.cold_start_s * slowest
     warm = measured.warm_start_s
-    return cold, cold if warm is None else warm
+    return cold, cold if warm is None else warm * slowest
+
+
+def slowest_of(machines: int) -> float:
+    """Returns how much longer the last of so many machines compiles than the middle one.
+
+    All compile at the same time and wait for the last; `COMPILE_SIGMA` is how they scatter. The
+    middle of the largest of m normal draws, by their quantile m / (m + 1).
+    """
+    return math.exp(COMPILE_SIGMA * NormalDist().inv_cdf(machines / (machines + 1)))
 
 
 def _break_even(compiles: Array, gain: Array) -> tuple[float | None, float | None, float | None]:

@@ -15,8 +15,10 @@ import numpy as np
 
 from advisor.models.economics import Bill, Measured, bill
 from advisor.models.plan import Plan
+from advisor.models.scaling import Spread
 from advisor.profiler.gains import LEAST_COVERAGE
 from advisor.profiler.records import Config, Pair, Trial, TrialKind, TrialStatus
+from advisor.profiler.statistics import Array
 
 # After a recompile limit Dynamo runs eager for ever (design §2). If most calls did, the steps
 # measured are not those of a compiled model, and further shapes will only add to it.
@@ -52,6 +54,23 @@ class Base:
     step_s: float
     sigma: float
     data_wait_s: float
+    # To more ranks than were tried; None where those are the plan's.
+    spread: Spread | None = None
+
+    @property
+    def added_s(self) -> Array | None:
+        """Draws of what a step takes more on the ranks of the plan."""
+        return self.spread.added_s if self.spread is not None else None
+
+    @property
+    def machines(self) -> int:
+        """Machines that train together."""
+        return self.spread.machines if self.spread is not None else 1
+
+    @property
+    def planned_step_s(self) -> float:
+        """Seconds of an eager step on the ranks of the plan."""
+        return self.step_s + (float(np.median(self.added_s)) if self.added_s is not None else 0.0)
 
 
 def gather(trials: Sequence[Trial]) -> tuple[Evidence, ...]:
@@ -136,8 +155,10 @@ def bill_of(
         warm_start_s=warm,
         data_wait_s=common.data_wait_s,
         level_sigma=common.sigma,
+        added_s=common.added_s,
+        machines=common.machines,
     )
-    return bill(plan, plan.steps_planned(common.step_s), measured, hand_over=hand_over)
+    return bill(plan, plan.steps_planned(common.planned_step_s), measured, hand_over=hand_over)
 
 
 def _with_warm(known: Evidence, warm: Trial) -> Evidence:

@@ -12,6 +12,8 @@ MOST_STEPS = 1e12
 MOST_HOURS = 1e6
 MOST_RESTARTS = 1_000_000
 MOST_PRICE = 1e9
+MOST_WORLD_SIZE = 1_000_000
+MOST_NETWORK_BYTES_PER_S = 1e15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class Plan:
     `hours` are hours of eager training; `steps_planned` turns them into steps once the eager
     step time is known. `eval_every` counts optimizer steps between evaluations, `eval_steps` the
     batches of one evaluation. `confidence` is the least P(saves) at which compiling is advised.
+    `world_size` ranks will train, on machines that can send `network_bytes_per_s` for each rank;
+    None: as many as are tried, and not known.
     """
 
     steps: float | None = None
@@ -32,6 +36,8 @@ class Plan:
     eval_steps: float | None = None
     price_per_hour: float | None = None
     confidence: float = 0.9
+    world_size: int | None = None
+    network_bytes_per_s: float | None = None
 
     def validate(self) -> None:
         """Raises `PlanError` naming the first number that makes no sense, and why."""
@@ -44,6 +50,14 @@ class Plan:
                 f"{given} came alone",
                 "an evaluation has a distance in optimizer steps and a length in batches",
                 "give both --eval-every N and --eval-steps M",
+            )
+        _check_range("--world-size", self.world_size, 2, MOST_WORLD_SIZE)
+        _check("--network", self.network_bytes_per_s, MOST_NETWORK_BYTES_PER_S)
+        if self.network_bytes_per_s is not None and self.world_size is None:
+            raise PlanError(
+                "--network came without --world-size",
+                "it is the speed between machines, and the trials run on one",
+                "give --world-size N, the ranks of the real run",
             )
         _check_range("--restarts", self.restarts, 0, MOST_RESTARTS)
         _check_range("--price-per-hour", self.price_per_hour, 0, MOST_PRICE)

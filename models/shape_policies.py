@@ -26,6 +26,7 @@ from advisor.models.economics import (
 )
 from advisor.models.evidence import Base, Evidence, base, doubt
 from advisor.models.plan import Plan
+from advisor.models.scaling import spread_of
 from advisor.profiler import statistics
 from advisor.profiler.lengths import padded, rows_at
 from advisor.profiler.records import (
@@ -130,7 +131,7 @@ class _Job:
     @classmethod
     def of(cls, data: Lengths, common: Base, plan: Plan) -> _Job:
         now = batching.natural(data)
-        steps = plan.steps_planned(common.step_s)
+        steps = plan.steps_planned(common.planned_step_s)
         return cls(data=data, now=now, plan=plan, steps=steps, common=common)
 
     @property
@@ -154,6 +155,8 @@ class _Job:
             data_wait_s=self.common.data_wait_s,
             level_sigma=self.common.sigma,
             draws=StepDraws(np.full(len(ratio), base_s), base_s / ratio),
+            added_s=self.common.added_s,
+            machines=self.common.machines,
         )
         return bill(self.plan, self.steps, measured)
 
@@ -229,12 +232,17 @@ def lengths_of(trials: Sequence[Trial]) -> Lengths | None:
     return facts.lengths if given or facts.batch_shapes is BatchShapes.LENGTH else None
 
 
-def base_of(trials: Sequence[Trial]) -> Base | None:
+def base_of(trials: Sequence[Trial], plan: Plan) -> Base | None:
     """Returns the eager step time that all is billed with, None if none was seen.
 
     As `evidence.base`, but the eager arms along the lengths count too, each process once: at what
-    their step times make of the batches as they are.
+    their step times make of the batches as they are. With what the plan's ranks add to a step.
     """
+    found = _tried_base(trials)
+    return None if found is None else replace(found, spread=spread_of(trials, plan))
+
+
+def _tried_base(trials: Sequence[Trial]) -> Base | None:
     data = lengths_of(trials)
     if data is None:
         return base(trials)

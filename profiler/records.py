@@ -62,6 +62,18 @@ class Order(enum.StrEnum):
     COMPILE_FIRST = "compile-first"
 
 
+class NetworkSource(enum.StrEnum):
+    """Where the bandwidth between the ranks of a plan is from.
+
+    `MEASURED`: all are on one machine like that of the trials. `ASSUMED`: a range, of published
+    networks against links within a machine.
+    """
+
+    MEASURED = "measured"
+    GIVEN = "given"
+    ASSUMED = "assumed"
+
+
 class TrialStatus(enum.StrEnum):
     """How a trial ended."""
 
@@ -775,6 +787,22 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scaling:
+    """A step on all ranks of the plan, which are more than were tried: a model (models/scaling.py).
+
+    `communication_share` is of the eager step, `step_s` of the configuration that the advice bills.
+    """
+
+    ranks: int
+    world_size: int
+    machines: int
+    network: NetworkSource
+    eager_step_s: Interval
+    communication_share: Interval
+    step_s: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
     """The compile cache that the real run can start from."""
 
@@ -805,6 +833,7 @@ class Advice:
     steps: float
     fixes: tuple[Fix, ...] = ()
     shapes: Shapes | None = None
+    scaling: Scaling | None = None
     alternatives: tuple[Alternative, ...] = ()
     warnings: tuple[str, ...] = ()
     trials: tuple[Trial, ...] = ()

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from advisor import wording
+from advisor.models.evidence import Doubt, doubt, gather
 from advisor.profiler.errors import PlanError, WorkloadError
 from advisor.profiler.launch import TrialHost
 from advisor.profiler.records import (
@@ -151,8 +153,21 @@ def test_function_that_takes_mesh_spreads_its_model_itself(folder: Path) -> None
     assert trial.graphs
 
 
+def test_order_that_compiles_nothing_is_told_with_its_cause(folder: Path) -> None:
+    trial = run(spec_of(folder, "flat", Wrapper.OWN))
+    assert trial.status is TrialStatus.OK, trial.failure
+    (evidence,) = gather([trial])
+    found = doubt(evidence)
+    assert found is Doubt.NO_GRAPH
+    why = wording.sentence_of_doubt(trial, found)
+    assert "captured no graph" in why and "use_orig_params=True" in why
+    assert re.search(r"ranks\.py:\d+", why)
+
+
 @pytest.mark.fault
-@pytest.mark.parametrize("phase", [Phase.BUILD, Phase.WARM_UP, Phase.COLD, Phase.STEADY])
+@pytest.mark.parametrize(
+    "phase", [Phase.BUILD, Phase.WARM_UP, Phase.COLD, Phase.STEADY, Phase.NUMERICS]
+)
 def test_killed_rank_is_named_at_once(folder: Path, phase: Phase) -> None:
     killed: list[float] = []
 

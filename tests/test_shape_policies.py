@@ -131,7 +131,7 @@ def policy(advice: Advice) -> ShapePolicy:
 
 def test_totals_are_the_sum_over_the_batches() -> None:
     trials = [eager_trial(), along(Dynamic.FALSE, 2.0, (30.0, 10.0, 10.0, 10.0))]
-    common = base_of(trials)
+    common = base_of(trials, Plan(steps=10_000))
     assert common is not None
     steps = 10_000
     found = {o.policy: o for o in options(TWO_KINDS, trials, common, Plan(steps=steps))}
@@ -251,7 +251,7 @@ def test_a_trial_that_ran_eager_speaks_for_no_policy() -> None:
 
 def test_a_smaller_last_batch_is_one_more_graph_where_only_the_length_is_dynamic() -> None:
     trials = [eager_trial(), along(Dynamic.AUTO, 1.5, (30.0,), mark_dynamic=True)]
-    common = base_of(trials)
+    common = base_of(trials, Plan(steps=10_000))
     assert common is not None
     found = {o.policy: o for o in options(TWO_KINDS, trials, common, Plan(steps=10_000))}
     assert found[ShapePolicy.MARK_DYNAMIC].compiles == 2

@@ -168,6 +168,8 @@ class Plan(google.protobuf.message.Message):
     EVAL_STEPS_FIELD_NUMBER: builtins.int
     PRICE_PER_HOUR_FIELD_NUMBER: builtins.int
     CONFIDENCE_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    NETWORK_BYTES_PER_S_FIELD_NUMBER: builtins.int
     steps: builtins.float
     """Optimizer steps."""
     epochs: builtins.float
@@ -186,6 +188,10 @@ class Plan(google.protobuf.message.Message):
     """Price of an hour of this machine, in the caller's currency."""
     confidence: builtins.float
     """Least probability of saving time at which compiling is advised. Absent: 0.9."""
+    world_size: builtins.int
+    """Ranks of the real run, of which the trials are a part. Absent: as many as the trials have."""
+    network_bytes_per_s: builtins.float
+    """Bytes a second that each rank can send to other machines. Absent: a range is assumed."""
     def __init__(
         self,
         *,
@@ -198,9 +204,11 @@ class Plan(google.protobuf.message.Message):
         eval_steps: builtins.float | None = ...,
         price_per_hour: builtins.float | None = ...,
         confidence: builtins.float | None = ...,
+        world_size: builtins.int | None = ...,
+        network_bytes_per_s: builtins.float | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_confidence", b"_confidence", "_epochs", b"_epochs", "_eval_every", b"_eval_every", "_eval_steps", b"_eval_steps", "_hours", b"_hours", "_price_per_hour", b"_price_per_hour", "_steps", b"_steps", "_steps_per_epoch", b"_steps_per_epoch", "confidence", b"confidence", "epochs", b"epochs", "eval_every", b"eval_every", "eval_steps", b"eval_steps", "hours", b"hours", "price_per_hour", b"price_per_hour", "steps", b"steps", "steps_per_epoch", b"steps_per_epoch"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_confidence", b"_confidence", "_epochs", b"_epochs", "_eval_every", b"_eval_every", "_eval_steps", b"_eval_steps", "_hours", b"_hours", "_price_per_hour", b"_price_per_hour", "_steps", b"_steps", "_steps_per_epoch", b"_steps_per_epoch", "confidence", b"confidence", "epochs", b"epochs", "eval_every", b"eval_every", "eval_steps", b"eval_steps", "hours", b"hours", "price_per_hour", b"price_per_hour", "restarts", b"restarts", "steps", b"steps", "steps_per_epoch", b"steps_per_epoch"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_confidence", b"_confidence", "_epochs", b"_epochs", "_eval_every", b"_eval_every", "_eval_steps", b"_eval_steps", "_hours", b"_hours", "_network_bytes_per_s", b"_network_bytes_per_s", "_price_per_hour", b"_price_per_hour", "_steps", b"_steps", "_steps_per_epoch", b"_steps_per_epoch", "_world_size", b"_world_size", "confidence", b"confidence", "epochs", b"epochs", "eval_every", b"eval_every", "eval_steps", b"eval_steps", "hours", b"hours", "network_bytes_per_s", b"network_bytes_per_s", "price_per_hour", b"price_per_hour", "steps", b"steps", "steps_per_epoch", b"steps_per_epoch", "world_size", b"world_size"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_confidence", b"_confidence", "_epochs", b"_epochs", "_eval_every", b"_eval_every", "_eval_steps", b"_eval_steps", "_hours", b"_hours", "_network_bytes_per_s", b"_network_bytes_per_s", "_price_per_hour", b"_price_per_hour", "_steps", b"_steps", "_steps_per_epoch", b"_steps_per_epoch", "_world_size", b"_world_size", "confidence", b"confidence", "epochs", b"epochs", "eval_every", b"eval_every", "eval_steps", b"eval_steps", "hours", b"hours", "network_bytes_per_s", b"network_bytes_per_s", "price_per_hour", b"price_per_hour", "restarts", b"restarts", "steps", b"steps", "steps_per_epoch", b"steps_per_epoch", "world_size", b"world_size"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_confidence", b"_confidence"]) -> typing.Literal["confidence"] | None: ...
     @typing.overload
@@ -212,11 +220,15 @@ class Plan(google.protobuf.message.Message):
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_hours", b"_hours"]) -> typing.Literal["hours"] | None: ...
     @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_network_bytes_per_s", b"_network_bytes_per_s"]) -> typing.Literal["network_bytes_per_s"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_price_per_hour", b"_price_per_hour"]) -> typing.Literal["price_per_hour"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_steps", b"_steps"]) -> typing.Literal["steps"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_steps_per_epoch", b"_steps_per_epoch"]) -> typing.Literal["steps_per_epoch"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_world_size", b"_world_size"]) -> typing.Literal["world_size"] | None: ...
 
 global___Plan = Plan
 
@@ -2452,6 +2464,7 @@ class Advice(google.protobuf.message.Message):
     MONEY_SAVED_FIELD_NUMBER: builtins.int
     CAMPAIGN_S_FIELD_NUMBER: builtins.int
     SCHEMA_VERSION_FIELD_NUMBER: builtins.int
+    SCALING_FIELD_NUMBER: builtins.int
     advice_id: builtins.str
     """Name of the advice."""
     created: builtins.str
@@ -2536,6 +2549,10 @@ class Advice(google.protobuf.message.Message):
     def hand_over(self) -> global___HandOver:
         """The compile cache that the real run can start from."""
 
+    @property
+    def scaling(self) -> global___Scaling:
+        """A step on the plan's ranks. Absent: as many were tried as are planned."""
+
     def __init__(
         self,
         *,
@@ -2566,9 +2583,10 @@ class Advice(google.protobuf.message.Message):
         money_saved: builtins.float | None = ...,
         campaign_s: builtins.float = ...,
         schema_version: builtins.int = ...,
+        scaling: global___Scaling | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_break_even_step", b"_break_even_step", "_gpu_hours_saved", b"_gpu_hours_saved", "_money_saved", b"_money_saved", "advised_total_s", b"advised_total_s", "break_even_step", b"break_even_step", "compile_s", b"compile_s", "config", b"config", "eager_total_s", b"eager_total_s", "environment", b"environment", "gpu_hours_saved", b"gpu_hours_saved", "hand_over", b"hand_over", "money_saved", b"money_saved", "saved_s", b"saved_s", "shapes", b"shapes", "speedup", b"speedup", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_break_even_step", b"_break_even_step", "_gpu_hours_saved", b"_gpu_hours_saved", "_money_saved", b"_money_saved", "advice_id", b"advice_id", "advised_total_s", b"advised_total_s", "alternatives", b"alternatives", "break_even_step", b"break_even_step", "campaign_s", b"campaign_s", "code", b"code", "compile_s", b"compile_s", "config", b"config", "created", b"created", "eager_total_s", b"eager_total_s", "enable", b"enable", "environment", b"environment", "fixes", b"fixes", "gpu_hours_saved", b"gpu_hours_saved", "hand_over", b"hand_over", "money_saved", b"money_saved", "p_saves", b"p_saves", "reasons", b"reasons", "saved_s", b"saved_s", "schema_version", b"schema_version", "shapes", b"shapes", "speedup", b"speedup", "steps", b"steps", "target", b"target", "trials", b"trials", "warnings", b"warnings", "workload", b"workload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_break_even_step", b"_break_even_step", "_gpu_hours_saved", b"_gpu_hours_saved", "_money_saved", b"_money_saved", "advised_total_s", b"advised_total_s", "break_even_step", b"break_even_step", "compile_s", b"compile_s", "config", b"config", "eager_total_s", b"eager_total_s", "environment", b"environment", "gpu_hours_saved", b"gpu_hours_saved", "hand_over", b"hand_over", "money_saved", b"money_saved", "saved_s", b"saved_s", "scaling", b"scaling", "shapes", b"shapes", "speedup", b"speedup", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_break_even_step", b"_break_even_step", "_gpu_hours_saved", b"_gpu_hours_saved", "_money_saved", b"_money_saved", "advice_id", b"advice_id", "advised_total_s", b"advised_total_s", "alternatives", b"alternatives", "break_even_step", b"break_even_step", "campaign_s", b"campaign_s", "code", b"code", "compile_s", b"compile_s", "config", b"config", "created", b"created", "eager_total_s", b"eager_total_s", "enable", b"enable", "environment", b"environment", "fixes", b"fixes", "gpu_hours_saved", b"gpu_hours_saved", "hand_over", b"hand_over", "money_saved", b"money_saved", "p_saves", b"p_saves", "reasons", b"reasons", "saved_s", b"saved_s", "scaling", b"scaling", "schema_version", b"schema_version", "shapes", b"shapes", "speedup", b"speedup", "steps", b"steps", "target", b"target", "trials", b"trials", "warnings", b"warnings", "workload", b"workload"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_break_even_step", b"_break_even_step"]) -> typing.Literal["break_even_step"] | None: ...
     @typing.overload
@@ -2577,6 +2595,55 @@ class Advice(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["_money_saved", b"_money_saved"]) -> typing.Literal["money_saved"] | None: ...
 
 global___Advice = Advice
+
+@typing.final
+class Scaling(google.protobuf.message.Message):
+    """A step on all ranks of the plan, which are more than were tried: a model, with its intervals."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: builtins.int
+    WORLD_SIZE_FIELD_NUMBER: builtins.int
+    MACHINES_FIELD_NUMBER: builtins.int
+    NETWORK_FIELD_NUMBER: builtins.int
+    EAGER_STEP_S_FIELD_NUMBER: builtins.int
+    COMMUNICATION_SHARE_FIELD_NUMBER: builtins.int
+    STEP_S_FIELD_NUMBER: builtins.int
+    ranks: builtins.int
+    """Ranks of the trials."""
+    world_size: builtins.int
+    """Ranks of the plan."""
+    machines: builtins.int
+    """Machines, like that of the trials, that hold them."""
+    network: builtins.str
+    """Where the bandwidth between them is from: `measured`, `given` or `assumed`."""
+    @property
+    def eager_step_s(self) -> global___Interval:
+        """Seconds of an eager step."""
+
+    @property
+    def communication_share(self) -> global___Interval:
+        """Share of the eager step in which ranks wait for each other."""
+
+    @property
+    def step_s(self) -> global___Interval:
+        """Seconds of a step of the configuration that is billed. Absent: none is."""
+
+    def __init__(
+        self,
+        *,
+        ranks: builtins.int = ...,
+        world_size: builtins.int = ...,
+        machines: builtins.int = ...,
+        network: builtins.str = ...,
+        eager_step_s: global___Interval | None = ...,
+        communication_share: global___Interval | None = ...,
+        step_s: global___Interval | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["communication_share", b"communication_share", "eager_step_s", b"eager_step_s", "step_s", b"step_s"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["communication_share", b"communication_share", "eager_step_s", b"eager_step_s", "machines", b"machines", "network", b"network", "ranks", b"ranks", "step_s", b"step_s", "world_size", b"world_size"]) -> None: ...
+
+global___Scaling = Scaling
 
 @typing.final
 class GetAdviceRequest(google.protobuf.message.Message):

@@ -112,3 +112,16 @@ def meshed(device: torch.device, mesh: Any) -> dict[str, Any]:
         "loss": _loss,
         "optimizer": torch.optim.SGD(model.parameters(), lr=1e-2),
     }
+
+
+def flat(device: torch.device, mesh: Any) -> dict[str, Any]:
+    """Shards its model by FSDP1 with flat parameters, of which dynamo compiles nothing."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(Net().to(device), device_id=device, use_orig_params=False)
+    return {
+        "model": model,
+        "batches": batches,
+        "loss": _loss,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=1e-2),
+    }
