@@ -17,7 +17,7 @@ ARGS ?=
 WORKERS ?= 2
 
 # What checks a claim; the other scripts of bench/ make the corpus, or are parts of these.
-BENCHES := startup flip buckets rpc prior overhead repeat truth handover mends shapes regret autocompile distributed
+BENCHES := startup flip buckets rpc prior overhead repeat truth handover mends shapes regret autocompile distributed scaling
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1

@@ -77,7 +77,7 @@ def test_presets_exist(readme: str) -> None:
 
 def test_make_targets_exist(repository: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text(), re.MULTILINE))
-    for page in ("README.md", "CONTRIBUTING.md", "docs/architecture.md"):
+    for page in ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/ranks.md"):
         text = (repository / page).read_text()
         named = set(re.findall(r"(?:`|^\$ )make ([a-z]+)", text, re.MULTILINE))
         assert named <= targets, page
