@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn, Self
@@ -51,7 +52,7 @@ from advisor.profiler.errors import (
     StoreError,
 )
 from advisor.profiler.records import Advice
-from advisor.request import AdviceRequest
+from advisor.request import AdviceRequest, OnDisconnect
 from advisor.service.errors import error_of
 from advisor.stored import StoredTrial
 from advisor.v1 import advisor_pb2 as pb
@@ -236,7 +237,9 @@ class Client:
         Closing the iterator cancels the campaign. Raises `WorkloadError`, `PlanError`,
         `HostError`, or what else the server says.
         """
-        call = self._stub.Advise(request_message(request))
+        # Whoever closes the iterator does not want the campaign any more.
+        asked = replace(request, on_disconnect=OnDisconnect.CANCEL)
+        call = self._stub.Advise(request_message(asked))
         try:
             for message in call:
                 event = event_record(message)

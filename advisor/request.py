@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 from dataclasses import dataclass, field
 
@@ -48,9 +49,20 @@ class Limits:
             )
 
 
+class OnDisconnect(enum.StrEnum):
+    """What becomes of a campaign when nobody listens to it any more."""
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceRequest:
-    """One question to the advisor."""
+    """One question to the advisor.
+
+    `request_id` is the caller's own name of it: asked again under the same name, it is the same
+    campaign. None: each call is one of its own.
+    """
 
     workload: WorkloadSpec
     plan: Plan
@@ -58,6 +70,8 @@ class AdviceRequest:
     measuring: Measuring = field(default_factory=Measuring)
     # The lengths of the data set's samples, where they were given beside the workload.
     lengths: Lengths | None = None
+    request_id: str | None = None
+    on_disconnect: OnDisconnect = OnDisconnect.CONTINUE
 
     def validate(self) -> None:
         """Raises `PlanError` for the first number that makes no sense."""

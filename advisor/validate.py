@@ -26,6 +26,7 @@ from advisor.profiler.handover import NAME_PATTERN
 from advisor.profiler.lengths import MOST_DISTINCT, MOST_LENGTH
 from advisor.profiler.records import MOST_RANKS, Dynamic, LengthSource, Mode, Order, Scope, Wrapper
 from advisor.profiler.step_counts import OperatorKind
+from advisor.request import OnDisconnect
 
 _MOST_SHOWN = 40
 
@@ -121,6 +122,8 @@ RULES: dict[str, Rule] = {
     "AdviseRequest.limits": Part(),
     "AdviseRequest.measuring": Part(),
     "AdviseRequest.lengths": Part(),
+    "AdviseRequest.request_id": Text(pattern=_ID, says="letters, digits, '_' and '-'"),
+    "AdviseRequest.on_disconnect": Text(known=tuple(OnDisconnect)),
     "WorkloadSpec.target": Text(most=4096, required=True),
     "WorkloadSpec.cwd": Text(
         most=4096, required=True, pattern=r"/.*", says="the absolute path of a folder"
@@ -219,6 +222,9 @@ RULES: dict[str, Rule] = {
     "ReportOutcomeRequest.memory_ratio": Number(least=0.01, most=100),
     "ReportOutcomeRequest.source": Text(most=300),
     "GetAdviceRequest.advice_id": Text(required=True, pattern=_ID, says="an advice id"),
+    "WatchAdviceRequest.advice_id": Text(required=True, pattern=_ID, says="an advice id"),
+    "WatchAdviceRequest.after_seq": Number(whole=True),
+    "CancelAdviceRequest.advice_id": Text(required=True, pattern=_ID, says="an advice id"),
     "ListAdvicesRequest.page_size": Number(most=1000),
     "ListAdvicesRequest.page_token": Text(pattern=r"[0-9]{1,18}", says="a next_page_token"),
     "PutCacheRequest.sha256": Text(pattern=r"[0-9a-f]{64}", says="64 hexadecimal digits"),

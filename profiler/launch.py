@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import psutil
 
@@ -31,6 +31,8 @@ from advisor.profiler.frames import (
 )
 from advisor.profiler.outcome import trial_of, unusable_error
 from advisor.profiler.records import Progress, Trial, TrialSpec
+
+T = TypeVar("T")
 
 # Of the memory that is free when a trial starts, the share that it may take when nobody says.
 _MEMORY_SHARE = 0.9
@@ -207,8 +209,10 @@ class TrialHost:
         return tail.decode("utf-8", "replace").strip()
 
 
-async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Awaits `work` however often the waiting task is cancelled meanwhile, then lets it be so.
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Returns what `work` does, however often the waiting task is cancelled meanwhile.
+
+    Then it lets it be so.
 
     Ending processes must not be interrupted: what it leaves would outlive everyone. Nor must a
     transaction: the store may be closed next.
@@ -222,6 +226,7 @@ async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
             if task.cancelled():
                 raise
             cancelled = error
-    task.result()
+    result = task.result()
     if cancelled is not None:
         raise cancelled
+    return result

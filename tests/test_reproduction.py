@@ -415,8 +415,13 @@ def campaign(data: Path) -> list[Event]:
 
     async def run() -> None:
         with Store(data) as store:
-            await Jobs(store, data, start).start(request, told.append)
+            jobs = Jobs(store, data, start)
+            _, watch = await jobs.submit(request)
+            while (each := await watch.next()) is not None:
+                told.append(each.event)
+            assert watch.failure is None
             stored, _ = store.trials()
+            await jobs.close()
         assert [one.trial for one in reversed(stored)] == [
             event for event in told if isinstance(event, Trial)
         ]

@@ -19,6 +19,8 @@ REQUESTS: tuple[type[Message], ...] = (
     pb.EstimateRequest,
     pb.ReportOutcomeRequest,
     pb.GetAdviceRequest,
+    pb.WatchAdviceRequest,
+    pb.CancelAdviceRequest,
     pb.ListAdvicesRequest,
     pb.ListTrialsRequest,
     pb.PutCacheRequest,

@@ -41,6 +41,22 @@ class Undecodable(AdvisorError):
     """A request whose bytes are no message."""
 
 
+class Overloaded(AdvisorError):
+    """There is too much to do already; `retry_s` is when to ask again."""
+
+    def __init__(self, what: str, why: str = "", mend: str = "", retry_s: float = 2.0) -> None:
+        super().__init__(what, why, mend)
+        self.retry_s = retry_s
+
+
+class AlreadyExists(AdvisorError):
+    """The name of a request stands for another one."""
+
+
+class NotFinished(AdvisorError):
+    """A campaign has no advice: not yet, or never."""
+
+
 class ShuttingDown(AdvisorError):
     """The server takes no work any more."""
 
@@ -57,6 +73,9 @@ ROWS = (
     _Row(InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     _Row(Undecodable, grpc.StatusCode.INVALID_ARGUMENT, "UNDECODABLE"),
     _Row(PlanError, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PLAN"),
+    _Row(AlreadyExists, grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_TAKEN"),
+    _Row(Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
+    _Row(NotFinished, grpc.StatusCode.FAILED_PRECONDITION, "NOT_FINISHED"),
     _Row(WorkloadError, grpc.StatusCode.FAILED_PRECONDITION, "WORKLOAD_UNUSABLE"),
     _Row(HostError, grpc.StatusCode.FAILED_PRECONDITION, "NO_TRIAL_CAN_RUN"),
     _Row(DamagedError, grpc.StatusCode.DATA_LOSS, "DAMAGED"),
@@ -110,11 +129,30 @@ def error_of(call: grpc.RpcError) -> AdvisorError | None:
     return kind(status.message)
 
 
+def reason_of(error: AdvisorError) -> str:
+    """Returns the stable reason that a caller is told; "" for an error that is not for callers."""
+    return next((row.reason for row in ROWS if isinstance(error, row.error)), "")
+
+
+def error_for(
+    reason: str, what: str, why: str, mend: str, user_traceback: str = ""
+) -> AdvisorError:
+    """Returns the error of a reason, as it was before it was stored."""
+    kind = {row.reason: row.error for row in ROWS}.get(reason, AdvisorError)
+    if kind is WorkloadError:
+        return WorkloadError(what, why, mend, user_traceback)
+    return kind(what, why, mend)
+
+
 def _details(error: AdvisorError) -> list[Message]:
     if isinstance(error, InvalidRequest):
         return [_bad_request(error.violations)]
     if isinstance(error, Undecodable):
         return [_bad_request([Violation("request", error.what)])]
+    if isinstance(error, Overloaded):
+        delay = error_details_pb2.RetryInfo()
+        delay.retry_delay.FromMilliseconds(round(error.retry_s * 1000))
+        return [delay]
     if isinstance(error, WorkloadError) and error.user_traceback:
         text = _tail(error.user_traceback, _MOST_DETAIL_BYTES)
         return [error_details_pb2.DebugInfo(detail=text)]

@@ -3,6 +3,7 @@
     DATA/results.sqlite3                  the results database (`store`)
     DATA/campaigns/ADVICE/TRIAL/          private folder of a trial, with its compile cache
     DATA/devices/DEVICE.lock              held while a campaign measures on a device
+    DATA/servers/NAME.lock                held while a server lives
     DATA/reproductions/TRIAL/             what repeats a trial that went wrong; the newest stay
 
     DATA/handover/                        compile caches for real runs (`profiler.handover`)
@@ -16,9 +17,10 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 
 from advisor.profiler.errors import StoreError
@@ -43,17 +45,20 @@ class CampaignFolder:
         self._parent = data / "campaigns"
         self.path = self._parent / advice_id
         self._lock: int | None = None
+        # Whether the folder stays at the end, for a server that takes the campaign up.
+        self.keeps = False
 
     async def __aenter__(self) -> CampaignFolder:
         with _storing(), _creating(self._parent):
-            self.path.mkdir(mode=0o700)
+            self.path.mkdir(mode=0o700, exist_ok=True)
             self._lock = _open_lock(self.path / ".lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            await asyncio.to_thread(self._clean)
+            if not self.keeps:
+                await asyncio.to_thread(self._clean)
         finally:
             if self._lock is not None:
                 os.close(self._lock)
@@ -69,16 +74,59 @@ class CampaignFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def sweep(data: Path) -> list[str]:
-    """Deletes what campaigns left that died; returns the names of their folders."""
+def sweep(data: Path, kept: Collection[str] = ()) -> list[str]:
+    """Deletes what campaigns left that died, but for those `kept`; returns their names."""
     parent = data / "campaigns"
     with _storing(), _creating(parent):
         gone = sorted(
-            folder for folder in parent.iterdir() if folder.is_dir() and not _alive(folder)
+            folder
+            for folder in parent.iterdir()
+            if folder.is_dir() and folder.name not in kept and not _alive(folder)
         )
         for folder in gone:
             shutil.rmtree(folder, ignore_errors=True)
     return [folder.name for folder in gone]
+
+
+class ServerLock:
+    """A lock that a server holds while it lives, under a name of its own.
+
+    The system lets go of it when the process ends, however it does.
+    """
+
+    def __init__(self, data: Path) -> None:
+        self.name = secrets.token_hex(6)
+        self._path = _server_lock(data, self.name)
+        with _storing():
+            self._path.parent.mkdir(mode=0o700, exist_ok=True)
+            self._descriptor = _open_lock(self._path)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def close(self) -> None:
+        """Lets go of the lock: the server takes nothing any more."""
+        with contextlib.suppress(OSError):
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+
+    @staticmethod
+    def lives(data: Path, name: str) -> bool:
+        """Returns whether the server of that name lives; the lock of a dead one is deleted."""
+        if not name:
+            return False
+        path = _server_lock(data, name)
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                if not _take(descriptor):
+                    return True
+                path.unlink(missing_ok=True)
+            finally:
+                os.close(descriptor)
+        return False
+
+
+def _server_lock(data: Path, name: str) -> Path:
+    return data / "servers" / f"{name}.lock"
 
 
 class Devices:
@@ -89,18 +137,20 @@ class Devices:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     @contextlib.asynccontextmanager
-    async def hold(self, device: str, on_wait: Callable[[], None]) -> AsyncIterator[None]:
+    async def hold(
+        self, device: str, on_wait: Callable[[], Awaitable[None]]
+    ) -> AsyncIterator[None]:
         """Holds `device` within the block; calls `on_wait` once if it has to wait for it."""
         said = self._locks[device].locked()
         if said:
-            on_wait()
+            await on_wait()
         async with self._locks[device]:
             with _storing():
                 descriptor = _open_lock(self._folder / f"{device.replace(':', '-')}.lock")
             try:
                 while not _take(descriptor):
                     if not said:
-                        on_wait()
+                        await on_wait()
                         said = True
                     await asyncio.sleep(_LOOK_S)
                 yield

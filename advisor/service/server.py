@@ -38,7 +38,6 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from advisor.places import data_folder
 from advisor.profiler.errors import AdvisorError, PlanError, StoreError
-from advisor.service import folders
 from advisor.service.estimator import Estimator
 from advisor.service.interceptor import ErrorsInterceptor
 from advisor.service.jobs import Jobs
@@ -102,16 +101,18 @@ def bound(server: grpc.aio.Server, address: str) -> Iterator[None]:
         yield
 
 
-async def run(address: str, *, data: Path, until: asyncio.Event) -> None:
-    """Serves on `address` until `until` is set, then ends campaigns and calls in order."""
+async def run(address: str, *, data: Path, until: asyncio.Event, private: bool = False) -> None:
+    """Serves on `address` until `until` is set, then ends campaigns and calls in order.
+
+    Only a server that is not `private` goes on with what servers that died have left.
+    """
     with Store(data) as store:
-        for name in folders.sweep(data):
-            log.warning("deleted what a campaign left that died", extra={"advice_id": name})
         estimator = Estimator(store)
         jobs = Jobs(store, data, estimator=estimator)
         health = aio_health.HealthServicer()
         server = await make_server(store, jobs, estimator, health)
         with bound(server, address):
+            await jobs.take_up(adopts=not private)
             await server.start()
             log.info("serving", extra={"address": address, "data": str(data)})
             try:
@@ -159,7 +160,7 @@ async def _serve(address: str, data: Path, private: bool) -> None:
     with contextlib.ExitStack() as stack:
         if private:
             stack.enter_context(_stdin_end(loop, until.set))
-        await run(address, data=data, until=until)
+        await run(address, data=data, until=until, private=private)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
-import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -25,20 +23,16 @@ from advisor.convert import (
     request_record,
     stored_trial_message,
 )
-from advisor.events import Event
-from advisor.profiler.records import Progress
+from advisor.profiler.errors import NotFoundError
+from advisor.service.errors import NotFinished
 from advisor.service.estimator import Estimator
+from advisor.service.job import Watch
 from advisor.service.jobs import Jobs
 from advisor.service.store import Store
 from advisor.service.transfers import CacheTransfers
 from advisor.v1 import advisor_pb2 as pb
 from advisor.v1 import advisor_pb2_grpc
 from advisor.validate import check, check_device
-
-log = logging.getLogger(__name__)
-
-# A caller who reads slowly misses progress beyond this many events, never a result.
-_MOST_WAITING = 256
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -57,37 +51,51 @@ class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
     async def Advise(  # type: ignore[override]
         self, request: pb.AdviseRequest, context: Context
     ) -> None:
-        """Runs a campaign and sends its events; the campaign ends with the call."""
+        """Runs a campaign, or joins it, and sends its events."""
         check(request)
         asked = request_record(request)
         asked.validate()
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        advice_id, watch = await self._jobs.submit(asked)
+        await self._send(advice_id, watch, context)
 
-        def emit(event: Event) -> None:
-            if not (isinstance(event, Progress) and queue.qsize() >= _MOST_WAITING):
-                queue.put_nowait(event)
+    async def WatchAdvice(  # type: ignore[override]
+        self, request: pb.WatchAdviceRequest, context: Context
+    ) -> None:
+        """Sends the events of a campaign."""
+        check(request)
+        watch = await self._jobs.watch(request.advice_id, request.after_seq)
+        await self._send(request.advice_id, watch, context)
 
-        began = time.monotonic()
-        task = self._jobs.start(asked, emit)
-        task.add_done_callback(lambda _: queue.put_nowait(None))
-        seq = 0
+    async def CancelAdvice(
+        self, request: pb.CancelAdviceRequest, context: Context
+    ) -> pb.CancelAdviceResponse:
+        """Ends a campaign."""
+        check(request)
+        state = await asyncio.shield(self._jobs.cancel(request.advice_id))
+        return pb.CancelAdviceResponse(state=state.value)
+
+    async def _send(self, advice_id: str, watch: Watch, context: Context) -> None:
+        """Sends what a listener hears; raises what the campaign ended with, if without advice."""
         try:
-            while (event := await queue.get()) is not None:
-                seq += 1
-                elapsed_s = time.monotonic() - began
-                await context.write(event_message(event, seq=seq, elapsed_s=elapsed_s))
-        except BaseException:
-            task.cancel()
-            await asyncio.wait([task])
-            if not task.cancelled() and (error := task.exception()) is not None:
-                log.warning("a campaign failed after its caller left", exc_info=error)
-            raise
-        task.result()
+            while (told := await watch.next()) is not None:
+                message = event_message(told.event, seq=told.seq, elapsed_s=told.elapsed_s)
+                await context.write(message)
+        finally:
+            # Also when the caller has gone: then whoever does not go on alone ends with it.
+            await asyncio.shield(self._jobs.leave(advice_id, watch))
+        if watch.failure is not None:
+            raise watch.failure
 
     async def GetAdvice(self, request: pb.GetAdviceRequest, context: Context) -> pb.Advice:
         """Returns a finished advice."""
         check(request)
-        return advice_message(await asyncio.to_thread(self._store.advice, request.advice_id))
+        try:
+            return advice_message(await asyncio.to_thread(self._store.advice, request.advice_id))
+        except NotFoundError:
+            why = await self._jobs.unfinished(request.advice_id)
+            if why is not None:
+                raise NotFinished(f"there is no advice {request.advice_id}", str(why)) from None
+            raise
 
     async def ListAdvices(
         self, request: pb.ListAdvicesRequest, context: Context

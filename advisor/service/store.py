@@ -25,10 +25,10 @@ from sqlalchemy import event, exc
 from advisor.job_facts import OutcomeReport
 from advisor.profiler.errors import NotFoundError, StoreError
 from advisor.profiler.records import Advice, Trial, decode, encode
+from advisor.service.tables import ADVICES, METADATA, OUTCOMES, SCHEMA, TRIALS
 from advisor.stored import StoredTrial
 
 APPLICATION_ID = 0x61647669  # "advi"
-SCHEMA = 2
 FILE_NAME = "results.sqlite3"
 
 _BUSY_TIMEOUT_S = 10.0
@@ -37,44 +37,6 @@ _PAGE_BYTES = 8 << 20
 _DEFAULT_PAGE = 50
 # Up to this size the whole file is checked when it is opened.
 _CHECKED_BYTES = 64 << 20
-
-_metadata = sa.MetaData()
-_advices = sa.Table(
-    "advices",
-    _metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("advice_id", sa.Text, nullable=False, unique=True),
-    sa.Column("created", sa.Text, nullable=False),
-    sa.Column("target", sa.Text, nullable=False, index=True),
-    sa.Column("enable", sa.Boolean, nullable=False),
-    sa.Column("record", sa.Text, nullable=False),
-    sqlite_autoincrement=True,
-)
-_trials = sa.Table(
-    "trials",
-    _metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("advice_id", sa.Text, nullable=False),
-    sa.Column("trial_id", sa.Text, nullable=False),
-    sa.Column("created", sa.Text, nullable=False),
-    sa.Column("target", sa.Text, nullable=False, index=True),
-    sa.Column("kind", sa.Text, nullable=False),
-    sa.Column("status", sa.Text, nullable=False),
-    sa.Column("record", sa.Text, nullable=False),
-    sa.UniqueConstraint("advice_id", "trial_id"),
-    sqlite_autoincrement=True,
-)
-
-# What compiling really brought: of trials here (`trial_id`), or reported (empty). Since version 2.
-_outcomes = sa.Table(
-    "outcomes",
-    _metadata,
-    sa.Column("number", sa.Integer, primary_key=True),
-    sa.Column("created", sa.Text, nullable=False),
-    sa.Column("trial_id", sa.Text, nullable=False),
-    sa.Column("record", sa.Text, nullable=False),
-    sqlite_autoincrement=True,
-)
 
 R = TypeVar("R")
 
@@ -114,50 +76,36 @@ class Store:
 
     def add_trial(self, trial: Trial, *, advice_id: str, target: str) -> None:
         """Stores a finished trial of the campaign `advice_id`."""
-        row = {
-            "advice_id": advice_id,
-            "trial_id": trial.trial_id,
-            "created": now(),
-            "target": target,
-            "kind": trial.kind.value,
-            "status": trial.status.value,
-            "record": _json(trial),
-        }
-        with _told(), self._writing() as connection:
-            connection.execute(sa.insert(_trials), row)
+        row = trial_row(trial, advice_id=advice_id, target=target)
+        with self.writing() as connection:
+            connection.execute(sa.insert(TRIALS), row)
 
     def add_advice(self, advice: Advice) -> None:
         """Stores a finished advice."""
-        row = {
-            "advice_id": advice.advice_id,
-            "created": advice.created,
-            "target": advice.target,
-            "enable": advice.enable,
-            "record": _json(advice),
-        }
-        with _told(), self._writing() as connection:
-            connection.execute(sa.insert(_advices), row)
+        row = advice_row(advice)
+        with self.writing() as connection:
+            connection.execute(sa.insert(ADVICES), row)
 
     def add_outcome(self, outcome: OutcomeReport, *, trial_id: str = "") -> int:
         """Stores what compiling brought, and returns how many outcomes there are now."""
-        row = {"created": now(), "trial_id": trial_id, "record": _json(outcome)}
-        with _told(), self._writing() as connection:
-            connection.execute(sa.insert(_outcomes), row)
+        row = {"created": now(), "trial_id": trial_id, "record": json_of(outcome)}
+        with self.writing() as connection:
+            connection.execute(sa.insert(OUTCOMES), row)
             return int(
-                connection.execute(sa.select(sa.func.count()).select_from(_outcomes)).scalar_one()
+                connection.execute(sa.select(sa.func.count()).select_from(OUTCOMES)).scalar_one()
             )
 
     def outcomes(self, most: int) -> list[OutcomeReport]:
         """Returns the newest outcomes, at most `most`, the oldest of them first."""
-        query = sa.select(_outcomes.c.record).order_by(_outcomes.c.number.desc()).limit(most)
-        with _told(), self._engine.connect() as connection:
+        query = sa.select(OUTCOMES.c.record).order_by(OUTCOMES.c.number.desc()).limit(most)
+        with self.reading() as connection:
             records = connection.execute(query).scalars().all()
         return [decode(record.encode(), OutcomeReport) for record in reversed(records)]
 
     def advice(self, advice_id: str) -> Advice:
         """Returns an advice. Raises `NotFoundError`."""
-        query = sa.select(_advices.c.record).where(_advices.c.advice_id == advice_id)
-        with _told(), self._engine.connect() as connection:
+        query = sa.select(ADVICES.c.record).where(ADVICES.c.advice_id == advice_id)
+        with self.reading() as connection:
             record = connection.execute(query).scalar()
         if record is None:
             raise NotFoundError(f"there is no advice {advice_id}")
@@ -165,9 +113,9 @@ class Store:
 
     def latest_advices(self, target: str, most: int) -> list[Advice]:
         """Returns the newest advices on a workload, at most `most`."""
-        query = sa.select(_advices.c.record).where(_advices.c.target == target)
-        query = query.order_by(_advices.c.number.desc()).limit(most)
-        with _told(), self._engine.connect() as connection:
+        query = sa.select(ADVICES.c.record).where(ADVICES.c.target == target)
+        query = query.order_by(ADVICES.c.number.desc()).limit(most)
+        with self.reading() as connection:
             records = connection.execute(query).scalars().all()
         return [decode(record.encode(), Advice) for record in records]
 
@@ -175,8 +123,8 @@ class Store:
         self, *, most: int = 0, before: int | None = None
     ) -> tuple[list[Advice], int | None]:
         """Returns a page of at most `most` advices, newest first, and where the next one begins."""
-        query = _page(_advices, most, before)
-        with _told(), self._engine.connect() as connection:
+        query = _page(ADVICES, most, before)
+        with self.reading() as connection:
             rows, more = _read_page(connection.execute(query), most)
         return [decode(row.record.encode(), Advice) for row in rows], more
 
@@ -184,10 +132,10 @@ class Store:
         self, *, advice_id: str = "", most: int = 0, before: int | None = None
     ) -> tuple[list[StoredTrial], int | None]:
         """Returns a page of trials, newest first, and where the next one begins."""
-        query = _page(_trials, most, before)
+        query = _page(TRIALS, most, before)
         if advice_id:
-            query = query.where(_trials.c.advice_id == advice_id)
-        with _told(), self._engine.connect() as connection:
+            query = query.where(TRIALS.c.advice_id == advice_id)
+        with self.reading() as connection:
             rows, more = _read_page(connection.execute(query), most)
         found = [
             StoredTrial(
@@ -201,14 +149,21 @@ class Store:
         return found, more
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[sa.Connection]:
-        with self._engine.execution_options(immediate=True).begin() as connection:
+    def writing(self) -> Iterator[sa.Connection]:
+        """One transaction that writes: whole, or not at all. Raises `StoreError`."""
+        with _told(), self._engine.execution_options(immediate=True).begin() as connection:
+            yield connection
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[sa.Connection]:
+        """A connection that reads. Raises `StoreError`."""
+        with _told(), self._engine.connect() as connection:
             yield connection
 
     def _check(self) -> None:
         """Raises `StoreError` for a damaged file, before anything builds on it."""
-        with _told(), self._engine.connect() as connection:
-            for table in _metadata.sorted_tables:
+        with self.reading() as connection:
+            for table in METADATA.sorted_tables:
                 connection.execute(sa.select(table).limit(1)).all()
             if self.path.stat().st_size <= _CHECKED_BYTES:
                 verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
@@ -216,12 +171,37 @@ class Store:
                     raise _damaged()
 
 
+def trial_row(trial: Trial, *, advice_id: str, target: str) -> dict[str, Any]:
+    """Returns the row of a finished trial."""
+    return {
+        "advice_id": advice_id,
+        "trial_id": trial.trial_id,
+        "created": now(),
+        "target": target,
+        "kind": trial.kind.value,
+        "status": trial.status.value,
+        "record": json_of(trial),
+    }
+
+
+def advice_row(advice: Advice) -> dict[str, Any]:
+    """Returns the row of a finished advice."""
+    return {
+        "advice_id": advice.advice_id,
+        "created": advice.created,
+        "target": advice.target,
+        "enable": advice.enable,
+        "record": json_of(advice),
+    }
+
+
 def now() -> str:
     """Returns the time as the database writes it: ISO 8601, UTC, seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _json(record: Trial | Advice | OutcomeReport) -> str:
+def json_of(record: object) -> str:
+    """Returns a record as JSON. Raises `AdvisorError` for what could not be read again."""
     data = encode(record)
     decode(data, type(record))  # what could not be read again is not written
     return data.decode()
@@ -271,7 +251,7 @@ def _create(path: Path) -> None:
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version={SCHEMA}")
     engine = sa.create_engine(sa.URL.create("sqlite", database=str(unfinished)))
-    _metadata.create_all(engine)
+    METADATA.create_all(engine)
     engine.dispose()
     unfinished.chmod(0o600)  # its log files get the same mode
     unfinished.rename(path)
@@ -284,7 +264,7 @@ def _upgrade(path: Path) -> None:
     engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)))
     try:
         with engine.begin() as connection:
-            _metadata.create_all(connection)
+            METADATA.create_all(connection)
             connection.exec_driver_sql(f"PRAGMA user_version={SCHEMA}")
     finally:
         engine.dispose()

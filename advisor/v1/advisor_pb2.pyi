@@ -32,6 +32,16 @@ class AdviseRequest(google.protobuf.message.Message):
     LIMITS_FIELD_NUMBER: builtins.int
     MEASURING_FIELD_NUMBER: builtins.int
     LENGTHS_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    ON_DISCONNECT_FIELD_NUMBER: builtins.int
+    request_id: builtins.str
+    """The caller's own name of this request, such as a UUID: asked again, it is the same campaign.
+    Absent: none.
+    """
+    on_disconnect: builtins.str
+    """What becomes of the campaign when nobody listens any more: `continue` or `cancel`. Absent:
+    `continue`.
+    """
     @property
     def workload(self) -> global___WorkloadSpec:
         """The training job. Required."""
@@ -60,11 +70,77 @@ class AdviseRequest(google.protobuf.message.Message):
         limits: global___Limits | None = ...,
         measuring: global___Measuring | None = ...,
         lengths: global___Lengths | None = ...,
+        request_id: builtins.str | None = ...,
+        on_disconnect: builtins.str | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["lengths", b"lengths", "limits", b"limits", "measuring", b"measuring", "plan", b"plan", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["lengths", b"lengths", "limits", b"limits", "measuring", b"measuring", "plan", b"plan", "workload", b"workload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_on_disconnect", b"_on_disconnect", "_request_id", b"_request_id", "lengths", b"lengths", "limits", b"limits", "measuring", b"measuring", "on_disconnect", b"on_disconnect", "plan", b"plan", "request_id", b"request_id", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_on_disconnect", b"_on_disconnect", "_request_id", b"_request_id", "lengths", b"lengths", "limits", b"limits", "measuring", b"measuring", "on_disconnect", b"on_disconnect", "plan", b"plan", "request_id", b"request_id", "workload", b"workload"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_on_disconnect", b"_on_disconnect"]) -> typing.Literal["on_disconnect"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_request_id", b"_request_id"]) -> typing.Literal["request_id"] | None: ...
 
 global___AdviseRequest = AdviseRequest
+
+@typing.final
+class WatchAdviceRequest(google.protobuf.message.Message):
+    """Asks for the events of a campaign."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADVICE_ID_FIELD_NUMBER: builtins.int
+    AFTER_SEQ_FIELD_NUMBER: builtins.int
+    advice_id: builtins.str
+    """Name of the advice, as `accepted` told it."""
+    after_seq: builtins.int
+    """Only what comes after this event. Absent: all."""
+    def __init__(
+        self,
+        *,
+        advice_id: builtins.str = ...,
+        after_seq: builtins.int | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_after_seq", b"_after_seq", "after_seq", b"after_seq"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_after_seq", b"_after_seq", "advice_id", b"advice_id", "after_seq", b"after_seq"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_after_seq", b"_after_seq"]) -> typing.Literal["after_seq"] | None: ...
+
+global___WatchAdviceRequest = WatchAdviceRequest
+
+@typing.final
+class CancelAdviceRequest(google.protobuf.message.Message):
+    """Asks for the end of a campaign."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADVICE_ID_FIELD_NUMBER: builtins.int
+    advice_id: builtins.str
+    """Name of the advice, as `accepted` told it."""
+    def __init__(
+        self,
+        *,
+        advice_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["advice_id", b"advice_id"]) -> None: ...
+
+global___CancelAdviceRequest = CancelAdviceRequest
+
+@typing.final
+class CancelAdviceResponse(google.protobuf.message.Message):
+    """The campaign has ended."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: builtins.int
+    state: builtins.str
+    """How: `ended` (it had an advice before), `failed` or `cancelled`."""
+    def __init__(
+        self,
+        *,
+        state: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["state", b"state"]) -> None: ...
+
+global___CancelAdviceResponse = CancelAdviceResponse
 
 @typing.final
 class WorkloadSpec(google.protobuf.message.Message):
@@ -580,7 +656,9 @@ class AdviseEvent(google.protobuf.message.Message):
     TRIAL_FINISHED_FIELD_NUMBER: builtins.int
     ADVICE_FIELD_NUMBER: builtins.int
     seq: builtins.int
-    """Number of this event within the call: 1, 2, 3, ... without a gap."""
+    """Number of this event within the campaign: 1, 2, 3, ... without a gap. Progress has none of its
+    own but that of the event before it: it is not stored, and who reads slowly may miss some.
+    """
     elapsed_s: builtins.float
     """Seconds since the request was accepted."""
     @property

@@ -40,6 +40,16 @@ class AdvisorStub(object):
                 request_serializer=advisor_dot_v1_dot_advisor__pb2.AdviseRequest.SerializeToString,
                 response_deserializer=advisor_dot_v1_dot_advisor__pb2.AdviseEvent.FromString,
                 _registered_method=True)
+        self.WatchAdvice = channel.unary_stream(
+                '/compile_advisor.v1.Advisor/WatchAdvice',
+                request_serializer=advisor_dot_v1_dot_advisor__pb2.WatchAdviceRequest.SerializeToString,
+                response_deserializer=advisor_dot_v1_dot_advisor__pb2.AdviseEvent.FromString,
+                _registered_method=True)
+        self.CancelAdvice = channel.unary_unary(
+                '/compile_advisor.v1.Advisor/CancelAdvice',
+                request_serializer=advisor_dot_v1_dot_advisor__pb2.CancelAdviceRequest.SerializeToString,
+                response_deserializer=advisor_dot_v1_dot_advisor__pb2.CancelAdviceResponse.FromString,
+                _registered_method=True)
         self.GetAdvice = channel.unary_unary(
                 '/compile_advisor.v1.Advisor/GetAdvice',
                 request_serializer=advisor_dot_v1_dot_advisor__pb2.GetAdviceRequest.SerializeToString,
@@ -83,10 +93,13 @@ class AdvisorServicer(object):
 
     def Advise(self, request, context):
         """Runs a campaign. The first event is `accepted` with the advice id, the last one is `advice`.
-        Cancelling the call (or its deadline, or a lost connection) ends the campaign and every
-        process of it; trials that had finished stay stored.
+        With the first event the campaign is on disk: it ends, one way or another, even if the server
+        dies. Leaving the call (cancelled, past its deadline, connection lost) does what
+        `on_disconnect` says. A request that asks for the same as one that runs joins its campaign.
 
         INVALID_ARGUMENT: a field or the plan makes no sense (BadRequest lists the fields).
+        ALREADY_EXISTS: `request_id` names a request that asked for something else.
+        RESOURCE_EXHAUSTED: too many campaigns wait already (RetryInfo says when to ask again).
         FAILED_PRECONDITION: the training file cannot be used (DebugInfo.detail holds the traceback of
         the person's own frames), or no trial can run here.
         """
@@ -94,8 +107,27 @@ class AdvisorServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchAdvice(self, request, context):
+        """Tells the events of a campaign from one on, whether it runs or has ended; as `Advise` does.
+        Leaving the call ends the campaign only where `on_disconnect` says so and nobody else listens.
+
+        NOT_FOUND: there is no campaign of that name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CancelAdvice(self, request, context):
+        """Ends a campaign and every process of it; trials that had finished stay stored. Returns when it
+        has ended. NOT_FOUND: there is no campaign of that name.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetAdvice(self, request, context):
-        """Returns a finished advice. NOT_FOUND: there is none of that id.
+        """Returns a finished advice. NOT_FOUND: there is none of that id. FAILED_PRECONDITION: its
+        campaign has not ended, or ended without one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +189,16 @@ def add_AdvisorServicer_to_server(servicer, server):
                     servicer.Advise,
                     request_deserializer=advisor_dot_v1_dot_advisor__pb2.AdviseRequest.FromString,
                     response_serializer=advisor_dot_v1_dot_advisor__pb2.AdviseEvent.SerializeToString,
+            ),
+            'WatchAdvice': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchAdvice,
+                    request_deserializer=advisor_dot_v1_dot_advisor__pb2.WatchAdviceRequest.FromString,
+                    response_serializer=advisor_dot_v1_dot_advisor__pb2.AdviseEvent.SerializeToString,
+            ),
+            'CancelAdvice': grpc.unary_unary_rpc_method_handler(
+                    servicer.CancelAdvice,
+                    request_deserializer=advisor_dot_v1_dot_advisor__pb2.CancelAdviceRequest.FromString,
+                    response_serializer=advisor_dot_v1_dot_advisor__pb2.CancelAdviceResponse.SerializeToString,
             ),
             'GetAdvice': grpc.unary_unary_rpc_method_handler(
                     servicer.GetAdvice,
@@ -222,6 +264,60 @@ class Advisor(object):
             '/compile_advisor.v1.Advisor/Advise',
             advisor_dot_v1_dot_advisor__pb2.AdviseRequest.SerializeToString,
             advisor_dot_v1_dot_advisor__pb2.AdviseEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchAdvice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/compile_advisor.v1.Advisor/WatchAdvice',
+            advisor_dot_v1_dot_advisor__pb2.WatchAdviceRequest.SerializeToString,
+            advisor_dot_v1_dot_advisor__pb2.AdviseEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CancelAdvice(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/compile_advisor.v1.Advisor/CancelAdvice',
+            advisor_dot_v1_dot_advisor__pb2.CancelAdviceRequest.SerializeToString,
+            advisor_dot_v1_dot_advisor__pb2.CancelAdviceResponse.FromString,
             options,
             channel_credentials,
             insecure,

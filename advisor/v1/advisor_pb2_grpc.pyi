@@ -28,19 +28,42 @@ class AdvisorStub:
         advisor.v1.advisor_pb2.AdviseEvent,
     ]
     """Runs a campaign. The first event is `accepted` with the advice id, the last one is `advice`.
-    Cancelling the call (or its deadline, or a lost connection) ends the campaign and every
-    process of it; trials that had finished stay stored.
+    With the first event the campaign is on disk: it ends, one way or another, even if the server
+    dies. Leaving the call (cancelled, past its deadline, connection lost) does what
+    `on_disconnect` says. A request that asks for the same as one that runs joins its campaign.
 
     INVALID_ARGUMENT: a field or the plan makes no sense (BadRequest lists the fields).
+    ALREADY_EXISTS: `request_id` names a request that asked for something else.
+    RESOURCE_EXHAUSTED: too many campaigns wait already (RetryInfo says when to ask again).
     FAILED_PRECONDITION: the training file cannot be used (DebugInfo.detail holds the traceback of
     the person's own frames), or no trial can run here.
+    """
+
+    WatchAdvice: grpc.UnaryStreamMultiCallable[
+        advisor.v1.advisor_pb2.WatchAdviceRequest,
+        advisor.v1.advisor_pb2.AdviseEvent,
+    ]
+    """Tells the events of a campaign from one on, whether it runs or has ended; as `Advise` does.
+    Leaving the call ends the campaign only where `on_disconnect` says so and nobody else listens.
+
+    NOT_FOUND: there is no campaign of that name.
+    """
+
+    CancelAdvice: grpc.UnaryUnaryMultiCallable[
+        advisor.v1.advisor_pb2.CancelAdviceRequest,
+        advisor.v1.advisor_pb2.CancelAdviceResponse,
+    ]
+    """Ends a campaign and every process of it; trials that had finished stay stored. Returns when it
+    has ended. NOT_FOUND: there is no campaign of that name.
     """
 
     GetAdvice: grpc.UnaryUnaryMultiCallable[
         advisor.v1.advisor_pb2.GetAdviceRequest,
         advisor.v1.advisor_pb2.Advice,
     ]
-    """Returns a finished advice. NOT_FOUND: there is none of that id."""
+    """Returns a finished advice. NOT_FOUND: there is none of that id. FAILED_PRECONDITION: its
+    campaign has not ended, or ended without one.
+    """
 
     ListAdvices: grpc.UnaryUnaryMultiCallable[
         advisor.v1.advisor_pb2.ListAdvicesRequest,
@@ -95,19 +118,42 @@ class AdvisorAsyncStub:
         advisor.v1.advisor_pb2.AdviseEvent,
     ]
     """Runs a campaign. The first event is `accepted` with the advice id, the last one is `advice`.
-    Cancelling the call (or its deadline, or a lost connection) ends the campaign and every
-    process of it; trials that had finished stay stored.
+    With the first event the campaign is on disk: it ends, one way or another, even if the server
+    dies. Leaving the call (cancelled, past its deadline, connection lost) does what
+    `on_disconnect` says. A request that asks for the same as one that runs joins its campaign.
 
     INVALID_ARGUMENT: a field or the plan makes no sense (BadRequest lists the fields).
+    ALREADY_EXISTS: `request_id` names a request that asked for something else.
+    RESOURCE_EXHAUSTED: too many campaigns wait already (RetryInfo says when to ask again).
     FAILED_PRECONDITION: the training file cannot be used (DebugInfo.detail holds the traceback of
     the person's own frames), or no trial can run here.
+    """
+
+    WatchAdvice: grpc.aio.UnaryStreamMultiCallable[
+        advisor.v1.advisor_pb2.WatchAdviceRequest,
+        advisor.v1.advisor_pb2.AdviseEvent,
+    ]
+    """Tells the events of a campaign from one on, whether it runs or has ended; as `Advise` does.
+    Leaving the call ends the campaign only where `on_disconnect` says so and nobody else listens.
+
+    NOT_FOUND: there is no campaign of that name.
+    """
+
+    CancelAdvice: grpc.aio.UnaryUnaryMultiCallable[
+        advisor.v1.advisor_pb2.CancelAdviceRequest,
+        advisor.v1.advisor_pb2.CancelAdviceResponse,
+    ]
+    """Ends a campaign and every process of it; trials that had finished stay stored. Returns when it
+    has ended. NOT_FOUND: there is no campaign of that name.
     """
 
     GetAdvice: grpc.aio.UnaryUnaryMultiCallable[
         advisor.v1.advisor_pb2.GetAdviceRequest,
         advisor.v1.advisor_pb2.Advice,
     ]
-    """Returns a finished advice. NOT_FOUND: there is none of that id."""
+    """Returns a finished advice. NOT_FOUND: there is none of that id. FAILED_PRECONDITION: its
+    campaign has not ended, or ended without one.
+    """
 
     ListAdvices: grpc.aio.UnaryUnaryMultiCallable[
         advisor.v1.advisor_pb2.ListAdvicesRequest,
@@ -164,12 +210,37 @@ class AdvisorServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[advisor.v1.advisor_pb2.AdviseEvent], collections.abc.AsyncIterator[advisor.v1.advisor_pb2.AdviseEvent]]:
         """Runs a campaign. The first event is `accepted` with the advice id, the last one is `advice`.
-        Cancelling the call (or its deadline, or a lost connection) ends the campaign and every
-        process of it; trials that had finished stay stored.
+        With the first event the campaign is on disk: it ends, one way or another, even if the server
+        dies. Leaving the call (cancelled, past its deadline, connection lost) does what
+        `on_disconnect` says. A request that asks for the same as one that runs joins its campaign.
 
         INVALID_ARGUMENT: a field or the plan makes no sense (BadRequest lists the fields).
+        ALREADY_EXISTS: `request_id` names a request that asked for something else.
+        RESOURCE_EXHAUSTED: too many campaigns wait already (RetryInfo says when to ask again).
         FAILED_PRECONDITION: the training file cannot be used (DebugInfo.detail holds the traceback of
         the person's own frames), or no trial can run here.
+        """
+
+    @abc.abstractmethod
+    def WatchAdvice(
+        self,
+        request: advisor.v1.advisor_pb2.WatchAdviceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[advisor.v1.advisor_pb2.AdviseEvent], collections.abc.AsyncIterator[advisor.v1.advisor_pb2.AdviseEvent]]:
+        """Tells the events of a campaign from one on, whether it runs or has ended; as `Advise` does.
+        Leaving the call ends the campaign only where `on_disconnect` says so and nobody else listens.
+
+        NOT_FOUND: there is no campaign of that name.
+        """
+
+    @abc.abstractmethod
+    def CancelAdvice(
+        self,
+        request: advisor.v1.advisor_pb2.CancelAdviceRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[advisor.v1.advisor_pb2.CancelAdviceResponse, collections.abc.Awaitable[advisor.v1.advisor_pb2.CancelAdviceResponse]]:
+        """Ends a campaign and every process of it; trials that had finished stay stored. Returns when it
+        has ended. NOT_FOUND: there is no campaign of that name.
         """
 
     @abc.abstractmethod
@@ -178,7 +249,9 @@ class AdvisorServicer(metaclass=abc.ABCMeta):
         request: advisor.v1.advisor_pb2.GetAdviceRequest,
         context: _ServicerContext,
     ) -> typing.Union[advisor.v1.advisor_pb2.Advice, collections.abc.Awaitable[advisor.v1.advisor_pb2.Advice]]:
-        """Returns a finished advice. NOT_FOUND: there is none of that id."""
+        """Returns a finished advice. NOT_FOUND: there is none of that id. FAILED_PRECONDITION: its
+        campaign has not ended, or ended without one.
+        """
 
     @abc.abstractmethod
     def ListAdvices(
