@@ -268,13 +268,27 @@ def serve(
     unix: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Listen on a Unix socket instead.")
     ] = None,
+    workload_root: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR", help="Run files below it (repeatable). Without one: below this folder."
+        ),
+    ] = None,
+    allow_module: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Run functions of this installed module (repeatable)."),
+    ] = None,
 ) -> int:
-    """Run the advisor as a gRPC server, until Ctrl-C or SIGTERM."""
+    """Run the advisor as a gRPC server, until Ctrl-C or SIGTERM.
+
+    Whoever reaches it runs what is below the folders named, as this user.
+    """
     from advisor.service.log import log_to_stderr
     from advisor.service.server import serve as run_server
 
     log_to_stderr()
-    run_server(listen if unix is None else f"unix:{unix}")
+    address = listen if unix is None else f"unix:{unix}"
+    run_server(address, roots=workload_root or (), modules=allow_module or ())
     return GIVEN
 
 

@@ -76,6 +76,11 @@ class Job:
         return time.monotonic() - self._began
 
     @property
+    def cancelling(self) -> bool:
+        """Whether its end has been asked for."""
+        return self.task is not None and self.task.cancelling() > 0
+
+    @property
     def heard(self) -> bool:
         """Whether anybody listens."""
         return bool(self._watches)

@@ -200,7 +200,10 @@ class Jobs:
         if request.request_id is not None or request.limits.fresh:
             return None
         content = content_of(request)
-        return next((job for job in self._live.values() if job.content == content), None)
+        return next(
+            (job for job in self._live.values() if job.content == content and not job.cancelling),
+            None,
+        )
 
     def _start(self, job: Job) -> None:
         self._live[job.advice_id] = job
@@ -208,7 +211,7 @@ class Jobs:
 
     async def _cancel(self, job: Job) -> None:
         assert job.task is not None
-        if not job.task.cancelling():
+        if not job.cancelling:
             job.task.cancel()
         await asyncio.wait([job.task])
 

@@ -27,7 +27,7 @@ import logging
 import signal
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import grpc.aio
@@ -38,6 +38,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from advisor.places import data_folder
 from advisor.profiler.errors import AdvisorError, PlanError, StoreError
+from advisor.service.admission import Admission
 from advisor.service.estimator import Estimator
 from advisor.service.interceptor import ErrorsInterceptor
 from advisor.service.jobs import Jobs
@@ -101,7 +102,14 @@ def bound(server: grpc.aio.Server, address: str) -> Iterator[None]:
         yield
 
 
-async def run(address: str, *, data: Path, until: asyncio.Event, private: bool = False) -> None:
+async def run(
+    address: str,
+    *,
+    data: Path,
+    until: asyncio.Event,
+    admission: Admission,
+    private: bool = False,
+) -> None:
     """Serves on `address` until `until` is set, then ends campaigns and calls in order.
 
     Only a server that is not `private` goes on with what servers that died have left.
@@ -110,7 +118,7 @@ async def run(address: str, *, data: Path, until: asyncio.Event, private: bool =
         estimator = Estimator(store)
         jobs = Jobs(store, data, estimator=estimator)
         health = aio_health.HealthServicer()
-        server = await make_server(store, jobs, estimator, health)
+        server = await make_server(store, jobs, estimator, health, admission)
         with bound(server, address):
             await jobs.take_up(adopts=not private)
             await server.start()
@@ -125,27 +133,49 @@ async def run(address: str, *, data: Path, until: asyncio.Event, private: bool =
 
 
 async def make_server(
-    store: Store, jobs: Jobs, estimator: Estimator, health: aio_health.HealthServicer
+    store: Store,
+    jobs: Jobs,
+    estimator: Estimator,
+    health: aio_health.HealthServicer,
+    admission: Admission | None = None,
 ) -> grpc.aio.Server:
-    """Returns a server with the service, health and reflection, bound to nothing yet."""
+    """Returns a server with the service, health and reflection, bound to nothing yet.
+
+    It runs whatever is named where no `admission` says otherwise.
+    """
+    admission = admission or Admission.everything(jobs.data)
     server = grpc.aio.server(interceptors=[ErrorsInterceptor()], options=OPTIONS)
-    advisor_pb2_grpc.add_AdvisorServicer_to_server(AdvisorServicer(store, jobs, estimator), server)
+    advisor_pb2_grpc.add_AdvisorServicer_to_server(
+        AdvisorServicer(store, jobs, estimator, admission), server
+    )
     await health.set(SERVICE, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), server)
     return server
 
 
-def serve(address: str, *, private: bool = False) -> None:
+def serve(
+    address: str,
+    *,
+    private: bool = False,
+    roots: Sequence[Path] = (),
+    modules: Sequence[str] = (),
+) -> None:
     """Serves on `unix:PATH` or HOST:PORT until a signal; a private server also until stdin ends.
 
-    Raises `PlanError` for the address, `StoreError` for the data folder. Must run in the main
-    thread: trial hosts are children of the thread that starts them.
+    It runs workloads below `roots` (none: below the folder it was started in) and of `modules`; a
+    private one whatever its client names. Raises `PlanError` for the address or a folder,
+    `StoreError` for the data folder. Must run in the main thread: trial hosts are children of the
+    thread that starts them.
     """
-    asyncio.run(_serve(address, data_folder(), private))
+    data = data_folder()
+    admission = Admission.everything(data)
+    if not private:
+        admission = Admission.of(roots or (Path.cwd(),), modules, data)
+    asyncio.run(_serve(address, data, private, admission))
 
 
-async def _serve(address: str, data: Path, private: bool) -> None:
+async def _serve(address: str, data: Path, private: bool, admission: Admission) -> None:
     loop = asyncio.get_running_loop()
     until = asyncio.Event()
 
@@ -160,7 +190,7 @@ async def _serve(address: str, data: Path, private: bool) -> None:
     with contextlib.ExitStack() as stack:
         if private:
             stack.enter_context(_stdin_end(loop, until.set))
-        await run(address, data=data, until=until, private=private)
+        await run(address, data=data, until=until, private=private, admission=admission)
 
 
 @contextlib.contextmanager

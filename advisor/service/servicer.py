@@ -24,6 +24,7 @@ from advisor.convert import (
     stored_trial_message,
 )
 from advisor.profiler.errors import NotFoundError
+from advisor.service.admission import Admission
 from advisor.service.errors import NotFinished
 from advisor.service.estimator import Estimator
 from advisor.service.job import Watch
@@ -40,8 +41,11 @@ Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
     """Answers calls from the store and the jobs."""
 
-    def __init__(self, store: Store, jobs: Jobs, estimator: Estimator) -> None:
+    def __init__(
+        self, store: Store, jobs: Jobs, estimator: Estimator, admission: Admission
+    ) -> None:
         self._store = store
+        self._admission = admission
         self._jobs = jobs
         self._estimator = estimator
         self._transfers = CacheTransfers(jobs.data)
@@ -55,6 +59,8 @@ class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
         check(request)
         asked = request_record(request)
         asked.validate()
+        workload = await asyncio.to_thread(self._admission.admitted, asked.workload)
+        asked = dataclasses.replace(asked, workload=workload)
         advice_id, watch = await self._jobs.submit(asked)
         await self._send(advice_id, watch, context)
 

@@ -23,6 +23,7 @@ from advisor.profiler import records
 from advisor.profiler.errors import AdvisorError
 from advisor.request import AdviceRequest, Limits
 from advisor.service import server as servers
+from advisor.service.admission import Admission
 from advisor.service.errors import error_of
 from advisor.service.estimator import Estimator
 from advisor.service.jobs import Jobs
@@ -142,8 +143,9 @@ class FakeHost:
 class Served:
     """A running server, its parts and a channel to it."""
 
-    def __init__(self, data: Path, socket: Path) -> None:
+    def __init__(self, data: Path, socket: Path, admission: Admission | None = None) -> None:
         self.data = data
+        self.admission = admission
         self.address = f"unix:{socket}"
         self.host = FakeHost()
 
@@ -152,7 +154,11 @@ class Served:
         self.store = self.stack.enter_context(Store(self.data))
         self.jobs = Jobs(self.store, self.data, self.host.start)
         self.server = await servers.make_server(
-            self.store, self.jobs, Estimator(self.store), aio_health.HealthServicer()
+            self.store,
+            self.jobs,
+            Estimator(self.store),
+            aio_health.HealthServicer(),
+            self.admission,
         )
         self.stack.enter_context(servers.bound(self.server, self.address))
         await self.server.start()
