@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from advisor import estimate_commands as commands
-from advisor import handover_commands, options, train_commands
+from advisor import handover_commands, options, service_commands, train_commands
 from advisor.exits import (
     GIVEN,
     INTERRUPTED,
@@ -258,38 +258,8 @@ for _command in (commands.estimate, commands.report, commands.devices, commands.
     app.command()(_command)
 handover_commands.add_to(app)
 app.command(cls=train_commands.WithCommand)(train_commands.train)
-
-
-@app.command()
-def serve(
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Loopback address to listen on.")
-    ] = "127.0.0.1:50551",
-    unix: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Listen on a Unix socket instead.")
-    ] = None,
-    workload_root: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="DIR", help="Run files below it (repeatable). Without one: below this folder."
-        ),
-    ] = None,
-    allow_module: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Run functions of this installed module (repeatable)."),
-    ] = None,
-) -> int:
-    """Run the advisor as a gRPC server, until Ctrl-C or SIGTERM.
-
-    Whoever reaches it runs what is below the folders named, as this user.
-    """
-    from advisor.service.log import log_to_stderr
-    from advisor.service.server import serve as run_server
-
-    log_to_stderr()
-    address = listen if unix is None else f"unix:{unix}"
-    run_server(address, roots=workload_root or (), modules=allow_module or ())
-    return GIVEN
+app.command()(service_commands.serve)
+app.command()(service_commands.token)
 
 
 @app.command()

@@ -31,6 +31,7 @@ from typing import IO, NoReturn, Self
 
 import grpc
 
+from advisor import channels
 from advisor.convert import (
     advice_record,
     estimate_record,
@@ -213,7 +214,7 @@ class Client:
             if address is None:
                 self.private = stack.enter_context(PrivateServer())
                 address = self.private.address
-            channel = stack.enter_context(grpc.insecure_channel(address, _OPTIONS))
+            channel = stack.enter_context(channels.opened(address, _OPTIONS))
             try:
                 grpc.channel_ready_future(channel).result(timeout=_CONNECT_S)
             except grpc.FutureTimeoutError:

@@ -61,7 +61,7 @@ def test_commands_exist(readme: str) -> None:
 def test_options_exist(readme: str) -> None:
     named = set(re.findall(r"--[a-z][a-z-]+", readme))
     assert {"--steps", "--restarts", "--json"} <= named
-    commands = ("run", "explain", "check", "estimate", "report", "train", "serve")
+    commands = ("run", "explain", "check", "estimate", "report", "train", "serve", "token")
     helps = "".join(_help(command) for command in commands)
     known = set(re.findall(r"--[a-z-]+", helps))
     assert named <= known

@@ -53,6 +53,10 @@ class AlreadyExists(AdvisorError):
     """The name of a request stands for another one."""
 
 
+class Unauthenticated(AdvisorError):
+    """The caller has not said who they are, or not in a way that the server knows."""
+
+
 class Denied(AdvisorError):
     """The server does not do that for this caller."""
 
@@ -79,6 +83,7 @@ ROWS = (
     _Row(PlanError, grpc.StatusCode.INVALID_ARGUMENT, "INVALID_PLAN"),
     _Row(AlreadyExists, grpc.StatusCode.ALREADY_EXISTS, "REQUEST_ID_TAKEN"),
     _Row(Overloaded, grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
+    _Row(Unauthenticated, grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     _Row(Denied, grpc.StatusCode.PERMISSION_DENIED, "DENIED"),
     _Row(NotFinished, grpc.StatusCode.FAILED_PRECONDITION, "NOT_FINISHED"),
     _Row(WorkloadError, grpc.StatusCode.FAILED_PRECONDITION, "WORKLOAD_UNUSABLE"),

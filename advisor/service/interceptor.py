@@ -17,6 +17,7 @@ import grpc.aio
 from grpc_status import rpc_status  # type: ignore[import-untyped]
 
 from advisor.profiler.errors import AdvisorError
+from advisor.service.access import CALLER, Access
 from advisor.service.errors import Undecodable, internal_status, status_of
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,13 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 
 class ErrorsInterceptor(grpc.aio.ServerInterceptor):
-    """Decodes safely and maps errors, for this service's methods; health and reflection pass."""
+    """Asks who calls, decodes safely and maps errors, for this service's methods.
+
+    Health and reflection pass.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
 
     async def intercept_service(
         self,
@@ -50,7 +57,7 @@ class ErrorsInterceptor(grpc.aio.ServerInterceptor):
         elif handler.request_streaming:
             wrap, inner = grpc.stream_unary_rpc_method_handler, handler.stream_unary
         return wrap(
-            functools.partial(_call, inner, method.removeprefix(_SERVICE)),
+            functools.partial(_call, inner, method.removeprefix(_SERVICE), self._access),
             request_deserializer=functools.partial(_decode, handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
@@ -73,10 +80,12 @@ async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 async def _call(
     inner: Callable[[Any, Any], Awaitable[Any]],
     method: str,
+    access: Access,
     request: Any,
     context: grpc.aio.ServicerContext[Any, Any],
 ) -> Any:
     try:
+        CALLER.set(access.check(method, context).name)
         if hasattr(request, "__aiter__"):
             request = _decoded(request)
         elif request is _UNDECODABLE:

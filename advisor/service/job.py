@@ -47,9 +47,12 @@ class Watch:
 class Job:
     """One campaign of this server that has still to end."""
 
-    def __init__(self, store: JobStore, row: Row, told: Iterable[Told] = ()) -> None:
-        """`told` is what it told before, the first event among it."""
+    def __init__(
+        self, store: JobStore, row: Row, told: Iterable[Told] = (), caller: str = ""
+    ) -> None:
+        """`told` is what it told before, the first event among it; `caller` who asked, if known."""
         self.row = row
+        self.caller = caller
         self.told = list(told)
         self.goes_on = row.request.on_disconnect is OnDisconnect.CONTINUE
         self.content = content_of(row.request)

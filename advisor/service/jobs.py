@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 # Campaigns that wait or run; one runs at a time on a device, so that more would wait for days.
 MOST_LIVE = 100
+# Those of one caller, where callers say who they are.
+MOST_OF_ONE = 10
 
 
 class Jobs:
@@ -57,7 +59,7 @@ class Jobs:
         """The data folder."""
         return self._data
 
-    async def submit(self, request: AdviceRequest) -> tuple[str, Watch]:
+    async def submit(self, request: AdviceRequest, caller: str = "") -> tuple[str, Watch]:
         """Returns the name of a request's campaign and a listener who hears all of it.
 
         The campaign is a new one, that of the same `request_id`, or one that runs and was asked the
@@ -65,7 +67,7 @@ class Jobs:
         """
         found: list[tuple[str, Watch]] = []
         try:
-            await to_the_end(self._accept(request, found))
+            await to_the_end(self._accept(request, caller, found))
         except asyncio.CancelledError:
             # Who asked has gone already, but the campaign is there.
             for advice_id, watch in found:
@@ -151,7 +153,9 @@ class Jobs:
             await asyncio.wait(tasks)
         self._lock.close()
 
-    async def _accept(self, request: AdviceRequest, found: list[tuple[str, Watch]]) -> None:
+    async def _accept(
+        self, request: AdviceRequest, caller: str, found: list[tuple[str, Watch]]
+    ) -> None:
         """Adds the name of a request's campaign, and a listener of it, to `found`."""
         # One after the other: two that ask the same at the same time are one campaign.
         async with self._accepting:
@@ -162,10 +166,10 @@ class Jobs:
                 same.goes_on |= request.on_disconnect is OnDisconnect.CONTINUE
                 found.append((same.advice_id, same.watch()))
                 return
-            advice_id = await self._store_new(request)
+            advice_id = await self._store_new(request, caller)
             found.append((advice_id, await self.watch(advice_id)))
 
-    async def _store_new(self, request: AdviceRequest) -> str:
+    async def _store_new(self, request: AdviceRequest, caller: str) -> str:
         """Returns the name of the campaign of a request, which runs; or ended long ago."""
         row = Row(
             advice_id=secrets.token_hex(5),
@@ -179,11 +183,18 @@ class Jobs:
                 "one at a time measures on a device",
                 "ask again later, or another server",
             )
+        theirs = sum(job.caller == caller for job in self._live.values())
+        if caller and theirs >= MOST_OF_ONE:
+            raise Overloaded(
+                f"{theirs} campaigns of {caller} wait or run already",
+                "so many may one caller have",
+                "ask again when one has ended, or cancel one",
+            )
         accepted = Accepted(advice_id=row.advice_id)
         kept = await asyncio.to_thread(self._store.accept, row, accepted)
         if kept.advice_id == row.advice_id:
             told = await asyncio.to_thread(self._store.events, row.advice_id)
-            self._start(Job(self._store, row, told))
+            self._start(Job(self._store, row, told, caller))
         return kept.advice_id
 
     async def _take_up(self, row: Row) -> None:

@@ -5,7 +5,8 @@
         PATH appears once calls are accepted.
     python -P -m advisor.service.server --unix PATH
     python -P -m advisor.service.server --listen HOST:PORT
-        What `advise serve` runs, through `serve(address)`: until SIGTERM or SIGINT.
+        A server of the folder it is started in, until SIGTERM or SIGINT; `advise serve` has more
+        to say, through `serve(settings)`.
 
 It ends with 0; with 2 and one sentence on stderr when it cannot start.
 """
@@ -21,13 +22,11 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 import argparse
 import asyncio
 import contextlib
-import fcntl
-import ipaddress
 import logging
 import signal
-import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc.aio
@@ -38,7 +37,9 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from advisor.places import data_folder
 from advisor.profiler.errors import AdvisorError, PlanError, StoreError
+from advisor.service.access import Access
 from advisor.service.admission import Admission
+from advisor.service.binding import Secured, bound
 from advisor.service.estimator import Estimator
 from advisor.service.interceptor import ErrorsInterceptor
 from advisor.service.jobs import Jobs
@@ -51,8 +52,6 @@ from advisor.v1 import advisor_pb2_grpc
 log = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["Advisor"].full_name
-# The kernel's limit for the path of a Unix socket.
-LONGEST_SOCKET_PATH = 107
 # For calls to end after their campaigns were ended.
 _GRACE_S = 2.0
 
@@ -74,55 +73,34 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 )
 
 
-@contextlib.contextmanager
-def bound(server: grpc.aio.Server, address: str) -> Iterator[None]:
-    """Binds a server to `unix:PATH` or a loopback HOST:PORT, and holds the socket's lock.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a server is started with.
 
-    Raises `PlanError` for an address that cannot be, or is taken.
+    A `private` one ends when its stdin does, and does not go on with what servers that died have
+    left. `secured` is TLS; None: none.
     """
-    if not address.startswith("unix:"):
-        _refuse_beyond_loopback(address)
-        _add_port(server, address)
-        yield
-        return
-    path = Path(address.removeprefix("unix:"))
-    if len(os.fsencode(path.absolute())) > LONGEST_SOCKET_PATH:
-        raise PlanError(
-            f"the path of the socket has {len(os.fsencode(path.absolute()))} bytes",
-            f"the system allows {LONGEST_SOCKET_PATH}",
-            "choose a shorter one",
-        )
-    with _socket_lock(path):
-        # Nobody else may connect: whoever can runs code as this user.
-        umask = os.umask(0o077)
-        try:
-            _add_port(server, f"unix:{path.absolute()}")
-        finally:
-            os.umask(umask)
-        yield
+
+    address: str
+    admission: Admission
+    access: Access = field(default_factory=Access)
+    secured: Secured | None = None
+    private: bool = False
 
 
-async def run(
-    address: str,
-    *,
-    data: Path,
-    until: asyncio.Event,
-    admission: Admission,
-    private: bool = False,
-) -> None:
-    """Serves on `address` until `until` is set, then ends campaigns and calls in order.
-
-    Only a server that is not `private` goes on with what servers that died have left.
-    """
+async def run(settings: Settings, *, data: Path, until: asyncio.Event) -> None:
+    """Serves until `until` is set, then ends campaigns and calls in order."""
     with Store(data) as store:
         estimator = Estimator(store)
         jobs = Jobs(store, data, estimator=estimator)
         health = aio_health.HealthServicer()
-        server = await make_server(store, jobs, estimator, health, admission)
-        with bound(server, address):
-            await jobs.take_up(adopts=not private)
+        server = await make_server(
+            store, jobs, estimator, health, settings.admission, settings.access
+        )
+        with bound(server, settings.address, settings.secured):
+            await jobs.take_up(adopts=not settings.private)
             await server.start()
-            log.info("serving", extra={"address": address, "data": str(data)})
+            log.info("serving", extra={"address": settings.address, "data": str(data)})
             try:
                 await until.wait()
             finally:
@@ -138,13 +116,15 @@ async def make_server(
     estimator: Estimator,
     health: aio_health.HealthServicer,
     admission: Admission | None = None,
+    access: Access | None = None,
 ) -> grpc.aio.Server:
     """Returns a server with the service, health and reflection, bound to nothing yet.
 
-    It runs whatever is named where no `admission` says otherwise.
+    It runs whatever is named, for whoever asks, where `admission` and `access` say nothing else.
     """
     admission = admission or Admission.everything(jobs.data)
-    server = grpc.aio.server(interceptors=[ErrorsInterceptor()], options=OPTIONS)
+    interceptor = ErrorsInterceptor(access or Access())
+    server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
     advisor_pb2_grpc.add_AdvisorServicer_to_server(
         AdvisorServicer(store, jobs, estimator, admission), server
     )
@@ -154,28 +134,27 @@ async def make_server(
     return server
 
 
-def serve(
-    address: str,
-    *,
-    private: bool = False,
-    roots: Sequence[Path] = (),
-    modules: Sequence[str] = (),
-) -> None:
-    """Serves on `unix:PATH` or HOST:PORT until a signal; a private server also until stdin ends.
+def check_settings(settings: Settings, data: Path) -> None:
+    """Raises what a server with these settings could not start for; it listens nowhere after."""
 
-    It runs workloads below `roots` (none: below the folder it was started in) and of `modules`; a
-    private one whatever its client names. Raises `PlanError` for the address or a folder,
-    `StoreError` for the data folder. Must run in the main thread: trial hosts are children of the
-    thread that starts them.
+    async def bind() -> None:
+        with bound(grpc.aio.server(options=OPTIONS), settings.address, settings.secured):
+            pass
+
+    with Store(data):
+        asyncio.run(bind())
+
+
+def serve(settings: Settings) -> None:
+    """Serves until a signal; a private server also until stdin ends.
+
+    Raises `PlanError` for the address, `StoreError` for the data folder. Must run in the main
+    thread: trial hosts are children of the thread that starts them.
     """
-    data = data_folder()
-    admission = Admission.everything(data)
-    if not private:
-        admission = Admission.of(roots or (Path.cwd(),), modules, data)
-    asyncio.run(_serve(address, data, private, admission))
+    asyncio.run(_serve(settings, data_folder()))
 
 
-async def _serve(address: str, data: Path, private: bool, admission: Admission) -> None:
+async def _serve(settings: Settings, data: Path) -> None:
     loop = asyncio.get_running_loop()
     until = asyncio.Event()
 
@@ -188,9 +167,9 @@ async def _serve(address: str, data: Path, private: bool, admission: Admission) 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, end)
     with contextlib.ExitStack() as stack:
-        if private:
+        if settings.private:
             stack.enter_context(_stdin_end(loop, until.set))
-        await run(address, data=data, until=until, private=private, admission=admission)
+        await run(settings, data=data, until=until)
 
 
 @contextlib.contextmanager
@@ -212,51 +191,6 @@ def _stdin_end(loop: asyncio.AbstractEventLoop, then: Callable[[], None]) -> Ite
         loop.remove_reader(0)
 
 
-def _refuse_beyond_loopback(address: str) -> None:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise PlanError(f"{address!r} is not an address", mend="HOST:PORT or unix:PATH expected")
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        loopback = False
-    if not loopback:
-        raise PlanError(
-            f"{host} is not a loopback address",
-            "whoever can connect runs code here, and there is no access control yet",
-            "use 127.0.0.1, [::1] or unix:PATH",
-        )
-
-
-def _add_port(server: grpc.aio.Server, address: str) -> None:
-    try:
-        port = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise PlanError(f"cannot listen on {address}", "it is in use, or not ours") from error
-    if port == 0:
-        raise PlanError(f"cannot listen on {address}", "it is in use, or not ours")
-
-
-@contextlib.contextmanager
-def _socket_lock(path: Path) -> Iterator[None]:
-    """Holds the lock beside a socket: gRPC itself would silently take over a living one."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise PlanError(f"cannot listen on {path}", error.strerror or "") from error
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise PlanError(f"another server listens on {path}", mend="use that one") from None
-        if path.exists() and not stat.S_ISSOCK(path.stat().st_mode):
-            raise PlanError(f"cannot listen on {path}", "it is there and no socket")
-        yield
-    finally:
-        os.close(lock)
-
-
 def main(arguments: list[str] | None = None) -> int:
     """Runs the server as the module's docstring says; returns the exit code."""
     parser = argparse.ArgumentParser(prog="advisor.service.server")
@@ -268,7 +202,12 @@ def main(arguments: list[str] | None = None) -> int:
     # A private server tells its client what happened; its log is for what went wrong in itself.
     log_to_stderr(logging.WARNING if options.private else logging.INFO)
     try:
-        serve(options.listen or f"unix:{options.unix}", private=options.private)
+        data = data_folder()
+        admission = Admission.everything(data)
+        if not options.private:
+            admission = Admission.of((Path.cwd(),), (), data)
+        address = options.listen or f"unix:{options.unix}"
+        serve(Settings(address=address, admission=admission, private=options.private))
     except (PlanError, StoreError) as error:
         sys.stderr.write(f"{error}\n")
         return 2

@@ -24,6 +24,7 @@ from advisor.convert import (
     stored_trial_message,
 )
 from advisor.profiler.errors import NotFoundError
+from advisor.service.access import CALLER
 from advisor.service.admission import Admission
 from advisor.service.errors import NotFinished
 from advisor.service.estimator import Estimator
@@ -61,7 +62,7 @@ class AdvisorServicer(advisor_pb2_grpc.AdvisorServicer):
         asked.validate()
         workload = await asyncio.to_thread(self._admission.admitted, asked.workload)
         asked = dataclasses.replace(asked, workload=workload)
-        advice_id, watch = await self._jobs.submit(asked)
+        advice_id, watch = await self._jobs.submit(asked, CALLER.get())
         await self._send(advice_id, watch, context)
 
     async def WatchAdvice(  # type: ignore[override]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket as socket_module
 import stat
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -23,7 +24,9 @@ from advisor.profiler import records
 from advisor.profiler.errors import AdvisorError
 from advisor.request import AdviceRequest, Limits
 from advisor.service import server as servers
+from advisor.service.access import Access
 from advisor.service.admission import Admission
+from advisor.service.binding import Secured
 from advisor.service.errors import error_of
 from advisor.service.estimator import Estimator
 from advisor.service.jobs import Jobs
@@ -140,13 +143,30 @@ class FakeHost:
         raise AssertionError("never reached")
 
 
+def _free_port() -> int:
+    with socket_module.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 class Served:
     """A running server, its parts and a channel to it."""
 
-    def __init__(self, data: Path, socket: Path, admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        data: Path,
+        socket: Path | None,
+        admission: Admission | None = None,
+        access: Access | None = None,
+        secured: Secured | None = None,
+    ) -> None:
+        """Without a socket it listens on a port of 127.0.0.1, which `port` tells."""
         self.data = data
         self.admission = admission
-        self.address = f"unix:{socket}"
+        self.access = access
+        self.secured = secured
+        self.port = 0 if socket is not None else _free_port()
+        self.address = f"unix:{socket}" if socket is not None else f"127.0.0.1:{self.port}"
         self.host = FakeHost()
 
     async def __aenter__(self) -> Served:
@@ -159,8 +179,9 @@ class Served:
             Estimator(self.store),
             aio_health.HealthServicer(),
             self.admission,
+            self.access,
         )
-        self.stack.enter_context(servers.bound(self.server, self.address))
+        self.stack.enter_context(servers.bound(self.server, self.address, self.secured))
         await self.server.start()
         self.channel = await self.stack.enter_async_context(grpc.aio.insecure_channel(self.address))
         stub: Any = advisor_pb2_grpc.AdvisorStub(self.channel)
