@@ -39,7 +39,8 @@ demo: install ## measure examples/ner_bert.py and print the verdict (under 5 min
 	@$(BIN)/advise run examples/ner_bert.py:build --steps $(STEPS) --budget 4m
 
 test: install ## run the tests that need no GPU (ARGS="-k name" for some of them)
-	@$(BIN)/pytest -m "not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
+	@# Torch's threads of several processes would wait for each other's cores, spinning.
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -m "not gpu" -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: install ## check style (ruff) and the direction of imports (import-linter)
 	@$(BIN)/ruff check --quiet

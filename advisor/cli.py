@@ -260,6 +260,8 @@ handover_commands.add_to(app)
 app.command(cls=train_commands.WithCommand)(train_commands.train)
 app.command()(service_commands.serve)
 app.command()(service_commands.token)
+app.command()(service_commands.health)
+app.command()(service_commands.gc)
 
 
 @app.command()

@@ -30,6 +30,7 @@ from types import TracebackType
 from typing import IO, NoReturn, Self
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
 from advisor import channels
 from advisor.convert import (
@@ -67,6 +68,7 @@ _END_S = 20.0
 _START_S = 60.0
 _CONNECT_S = 3.0
 _CALL_S = 30.0
+SERVICE = pb.DESCRIPTOR.services_by_name["Advisor"].full_name
 # The first estimate of a new corpus waits until the cost model is fitted.
 _FIT_S = 300.0
 # A cache of a gigabyte over a slow line; in parts, so that none is larger than a server takes.
@@ -206,6 +208,7 @@ class Client:
         self._stack = contextlib.ExitStack()
         self.private: PrivateServer | None = None
         self._stub: advisor_pb2_grpc.AdvisorStub
+        self._health: health_pb2_grpc.HealthStub
 
     def __enter__(self) -> Self:
         """Raises `HostError` when no advisor answers."""
@@ -221,6 +224,7 @@ class Client:
                 what = f"no advisor answers at {address}"
                 raise HostError(what, mend="advise serve starts one") from None
             self._stub = advisor_pb2_grpc.AdvisorStub(channel)
+            self._health = health_pb2_grpc.HealthStub(channel)
             self._stack = stack.pop_all()
         return self
 
@@ -259,6 +263,15 @@ class Client:
             )
         except grpc.RpcError as error:
             _raise(error, self._server)
+
+    def health(self) -> str:
+        """Returns what the server says of itself: SERVING, or why it takes no work."""
+        asked = health_pb2.HealthCheckRequest(service=SERVICE)
+        try:
+            answer = self._health.Check(asked, timeout=_CALL_S)
+        except grpc.RpcError as error:
+            _raise(error, self._server)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     def estimate(self, request: EstimateRequest) -> EstimateResponse:
         """Returns what compiling is believed to bring. Raises `PlanError` for unsound facts."""

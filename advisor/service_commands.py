@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from advisor.exits import GIVEN
+from advisor.exits import GIVEN, NO_TRIAL
 
 if TYPE_CHECKING:
     from advisor.service.access import Role
     from advisor.service.binding import Secured
     from advisor.service.server import Settings
+
+_OLDEST_S = 100 * 365.25 * 86_400
 
 
 def serve(  # noqa: PLR0913 - one parameter for each option
@@ -48,6 +50,10 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         Path | None,
         typer.Option(metavar="FILE", help="Clients show a token with a line here (advise token)."),
     ] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Loopback address of metrics for Prometheus."),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Say whether it could start so, and end.")
     ] = False,
@@ -61,6 +67,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
     from advisor.service.access import Access
     from advisor.service.admission import Admission
     from advisor.service.log import log_to_stderr
+    from advisor.service.metrics import Metrics, Prometheus
     from advisor.service.server import Settings, check_settings
     from advisor.service.server import serve as run_server
 
@@ -71,6 +78,7 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         address=listen if unix is None else f"unix:{unix}",
         admission=Admission.of(workload_root or (Path.cwd(),), allow_module or (), data),
         access=access,
+        metrics=Metrics() if metrics is None else Prometheus(metrics),
         secured=_secured(tls_cert, tls_key, client_ca, asks=access.asks),
     )
     if check:
@@ -79,6 +87,45 @@ def serve(  # noqa: PLR0913 - one parameter for each option
         return GIVEN
     log_to_stderr()
     run_server(settings)
+    return GIVEN
+
+
+def health(
+    server: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The server to ask.")
+    ] = "127.0.0.1:50551",
+) -> int:
+    """Ask a server whether it takes work: ends with 0 if it does, with 3 if not."""
+    from advisor.client import Client
+
+    with Client(server) as client:
+        said = client.health()
+    print(said)
+    return GIVEN if said == "SERVING" else NO_TRIAL
+
+
+def gc(
+    older_than: Annotated[
+        str, typer.Option(metavar="TIME", help="Delete what is older: 90d, 12h.")
+    ] = "90d",
+) -> int:
+    """Delete old campaigns, their trials and advices; what was learnt of outcomes stays."""
+    from datetime import UTC, datetime, timedelta
+
+    from advisor.places import data_folder
+    from advisor.profiler.errors import PlanError
+    from advisor.profiler.units import parse_duration
+    from advisor.service.job_store import JobStore
+    from advisor.service.store import Store
+
+    age_s = parse_duration(older_than, "--older-than")
+    if age_s > _OLDEST_S:
+        raise PlanError(f"--older-than {older_than} is out of range", "a century is the most")
+    age = timedelta(seconds=age_s)
+    before = (datetime.now(UTC) - age).isoformat(timespec="seconds")
+    with Store(data_folder()) as store:
+        gone = JobStore(store).forget(before)
+    print(f"Deleted {gone.advices} advices, {gone.trials} trials, {gone.campaigns} campaigns.")
     return GIVEN
 
 

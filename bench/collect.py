@@ -5,7 +5,8 @@
 
 Presets (`hf:`), as tiny and as small models on a CPU, as published on a GPU; batch, length,
 precision, scope and mode vary. Each row is one trial in a process of its own, cold. Rows that are
-there already are not measured again, so an interrupted run goes on. Run it alone on the machine.
+there already are not measured again, so an interrupted run goes on. Run it alone on the machine:
+a row that other processes disturbed is not kept.
 With --answers nothing is measured: the rows are those of the exhaustive campaigns on tiny presets
 that bench/regret.py has kept in a folder.
 """
@@ -132,6 +133,10 @@ async def _collect(folder: Path, device: torch.device, most: int) -> None:
                 except PlanError as error:
                     # Such as the regional scope for a model that repeats no block.
                     print(f"{job.name}: {error}", file=sys.stderr)
+                    continue
+                if any(warning.startswith("other processes") for warning in trial.warnings):
+                    # Worth nothing; the next run measures it again.
+                    print(f"{job.name}: not kept, {trial.warnings}", file=sys.stderr)
                     continue
                 row = _measured(_row(job, device, config), trial)
                 there.append(row)

@@ -17,6 +17,7 @@ import pytest
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from served import Served, failure, recorded, request, served, until
 
+from advisor.cli import main
 from advisor.convert import event_record, request_message
 from advisor.events import Accepted, TrialStarted
 from advisor.places import data_folder
@@ -368,6 +369,27 @@ def test_failure_is_raised_again_as_it_was(data: Path) -> None:
         assert (type(error), str(error)) == (HostError, "no trial could run: why (mend)")
         # Of an error of ours nothing is kept but that it was one.
         assert rows.live() == []
+
+
+def test_what_is_old_is_forgotten_and_what_lives_is_not(
+    data: Path, socket: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def test(it: Served) -> None:
+        await it.events(request_message(named("job-1")))
+
+    served(test, data, socket)
+    with Store(data) as store:
+        living = row_in(store)
+        rows = JobStore(store)
+        assert main(["gc"]) == 0
+        assert "Deleted 0 advices, 0 trials" in capsys.readouterr().out
+        gone = rows.forget("9999-01-01T00:00:00+00:00")
+        assert gone.advices == 1 and gone.campaigns == 1 and gone.trials >= 2
+        assert store.trials() == ([], None) and store.advices() == ([], None)
+        assert rows.find(living.advice_id).live and rows.events(living.advice_id)
+    for wrong in ("soon", "9" * 30 + "d"):
+        assert main(["gc", "--older-than", wrong]) == 2
+        assert "--older-than" in capsys.readouterr().err
 
 
 def test_slow_listener_misses_progress_only(data: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,23 @@ GENERATED = (
     "advisor_pb2_grpc.py",
     "advisor_pb2_grpc.pyi",
 )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["lint", str(ROOT / "protos")],
+        # The contract as others have it; a release takes `buf build protos -o protos/base.binpb`.
+        ["breaking", str(ROOT / "protos"), "--against", str(ROOT / "protos" / "base.binpb")],
+    ],
+    ids=["lint", "breaking"],
+)
+def test_proto_keeps_its_rules_and_breaks_nobody(arguments: list[str]) -> None:
+    buf = Path(sys.executable).with_name("buf")
+    found = subprocess.run(
+        [buf, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_generated_code_is_what_the_proto_says(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -19,6 +20,7 @@ from grpc_status import rpc_status  # type: ignore[import-untyped]
 from advisor.profiler.errors import AdvisorError
 from advisor.service.access import CALLER, Access
 from advisor.service.errors import Undecodable, internal_status, status_of
+from advisor.service.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +39,9 @@ class ErrorsInterceptor(grpc.aio.ServerInterceptor):
     Health and reflection pass.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, metrics: Metrics | None = None) -> None:
         self._access = access
+        self._metrics = metrics or Metrics()
 
     async def intercept_service(
         self,
@@ -57,10 +60,39 @@ class ErrorsInterceptor(grpc.aio.ServerInterceptor):
         elif handler.request_streaming:
             wrap, inner = grpc.stream_unary_rpc_method_handler, handler.stream_unary
         return wrap(
-            functools.partial(_call, inner, method.removeprefix(_SERVICE), self._access),
+            functools.partial(self._call, inner, method.removeprefix(_SERVICE)),
             request_deserializer=functools.partial(_decode, handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
+
+    async def _call(
+        self,
+        inner: Callable[[Any, Any], Awaitable[Any]],
+        method: str,
+        request: Any,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> Any:
+        began, code = time.monotonic(), grpc.StatusCode.CANCELLED.name
+        try:
+            answer = await _answer(inner, method, request, context, self._access)
+            code = grpc.StatusCode.OK.name
+        except _Refused as error:
+            code = _CODES.get(error.status.code, code)
+            return await context.abort_with_status(rpc_status.to_status(error.status))
+        finally:
+            self._metrics.called(method, code, time.monotonic() - began)
+        return answer
+
+
+class _Refused(Exception):
+    """A call is answered with a status."""
+
+    def __init__(self, status: Any) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+_CODES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
 def _decode(deserializer: Any, data: bytes) -> Any:
@@ -77,12 +109,12 @@ async def _decoded(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield request
 
 
-async def _call(
+async def _answer(
     inner: Callable[[Any, Any], Awaitable[Any]],
     method: str,
-    access: Access,
     request: Any,
     context: grpc.aio.ServicerContext[Any, Any],
+    access: Access,
 ) -> Any:
     try:
         CALLER.set(access.check(method, context).name)
@@ -94,10 +126,9 @@ async def _call(
     except grpc.aio.AbortError:
         raise
     except AdvisorError as error:
-        status = status_of(error) or _internal(method, error)
-    except Exception as error:  # noqa: BLE001 - logged, and told to the caller by its name
-        status = _internal(method, error)
-    return await context.abort_with_status(rpc_status.to_status(status))
+        raise _Refused(status_of(error) or _internal(method, error)) from error
+    except Exception as error:
+        raise _Refused(_internal(method, error)) from error
 
 
 def _internal(method: str, error: Exception) -> Any:

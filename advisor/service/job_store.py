@@ -104,6 +104,15 @@ class Row:
         return self.state.value in _LIVE
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgotten:
+    """How much was deleted."""
+
+    campaigns: int
+    trials: int
+    advices: int
+
+
 def content_of(request: AdviceRequest) -> str:
     """Returns what a request asks for, as a hash: not by which name, nor who listens."""
     asked = replace(request, request_id=None, on_disconnect=OnDisconnect.CONTINUE)
@@ -215,6 +224,22 @@ class JobStore:
         state = State.CANCELLED if cancelled else State.FAILED
         with self._store.writing() as connection:
             self._update(connection, row, state=state, failure=json_of(Ended.of(error)))
+
+    def forget(self, before: str) -> Forgotten:
+        """Deletes what was stored before a time (ISO 8601, UTC), but for campaigns that live.
+
+        What was learnt of outcomes stays.
+        """
+        living = sa.select(JOBS.c.advice_id).where(JOBS.c.state.in_(_LIVE))
+        counts = {}
+        with self._store.writing() as connection:
+            old = sa.select(JOBS.c.advice_id).where(JOBS.c.created < before)
+            gone = EVENTS.c.advice_id.in_(old) & EVENTS.c.advice_id.not_in(living)
+            connection.execute(sa.delete(EVENTS).where(gone))
+            for name, table in (("campaigns", JOBS), ("trials", TRIALS), ("advices", ADVICES)):
+                gone = (table.c.created < before) & table.c.advice_id.not_in(living)
+                counts[name] = connection.execute(sa.delete(table).where(gone)).rowcount
+        return Forgotten(**counts)
 
     def events(self, advice_id: str, after_seq: int = 0) -> list[Told]:
         """Returns what a campaign told after an event, in order."""

@@ -24,6 +24,7 @@ from advisor.service.folders import CampaignFolder, Devices, ServerLock, device_
 from advisor.service.job import Job, Watch
 from advisor.service.job_store import MOST_ATTEMPTS, JobStore, Row, State, content_of
 from advisor.service.measuring import Measuring, StartHost
+from advisor.service.metrics import Metrics
 from advisor.service.store import Store
 
 log = logging.getLogger(__name__)
@@ -43,11 +44,12 @@ class Jobs:
         data: Path,
         start_host: StartHost = TrialHost.start,
         estimator: Estimator | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Raises `StoreError` when the data folder cannot be used."""
         self._store = JobStore(store)
         self._data = data
-        self._measuring = Measuring(store, data, start_host, estimator)
+        self._measuring = Measuring(store, data, start_host, estimator, metrics)
         self._devices = Devices(data)
         self._lock = ServerLock(data)
         self._live: dict[str, Job] = {}
@@ -58,6 +60,11 @@ class Jobs:
     def data(self) -> Path:
         """The data folder."""
         return self._data
+
+    @property
+    def live(self) -> int:
+        """Campaigns that wait or run."""
+        return len(self._live)
 
     async def submit(self, request: AdviceRequest, caller: str = "") -> tuple[str, Watch]:
         """Returns the name of a request's campaign and a listener who hears all of it.

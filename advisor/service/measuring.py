@@ -43,6 +43,7 @@ from advisor.service.estimator import Estimator
 from advisor.service.folders import CampaignFolder, reproductions_folder
 from advisor.service.job import Job
 from advisor.service.job_store import trials_of
+from advisor.service.metrics import Metrics
 from advisor.service.store import Store
 
 log = logging.getLogger(__name__)
@@ -86,7 +87,9 @@ class Measuring:
         data: Path,
         start_host: StartHost = TrialHost.start,
         estimator: Estimator | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
+        self._metrics = metrics or Metrics()
         self._store = store
         self._data = data
         self._start_host = start_host
@@ -128,6 +131,7 @@ class Measuring:
                     _repeatable, trial, spec, campaign, reproductions_folder(self._data)
                 )
                 await job.tell(trial)
+                self._metrics.tried(trial)
                 campaign.add(trial, time.monotonic() - trial_began)
                 told = len(campaign.trials)
         campaign_s = time.monotonic() - began + (before_s if trials_of(job.told) else 0.0)

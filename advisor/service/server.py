@@ -44,6 +44,7 @@ from advisor.service.estimator import Estimator
 from advisor.service.interceptor import ErrorsInterceptor
 from advisor.service.jobs import Jobs
 from advisor.service.log import log_to_stderr
+from advisor.service.metrics import Metrics
 from advisor.service.servicer import AdvisorServicer
 from advisor.service.store import Store
 from advisor.v1 import advisor_pb2 as pb
@@ -84,6 +85,7 @@ class Settings:
     address: str
     admission: Admission
     access: Access = field(default_factory=Access)
+    metrics: Metrics = field(default_factory=Metrics)
     secured: Secured | None = None
     private: bool = False
 
@@ -92,12 +94,21 @@ async def run(settings: Settings, *, data: Path, until: asyncio.Event) -> None:
     """Serves until `until` is set, then ends campaigns and calls in order."""
     with Store(data) as store:
         estimator = Estimator(store)
-        jobs = Jobs(store, data, estimator=estimator)
+        jobs = Jobs(store, data, estimator=estimator, metrics=settings.metrics)
         health = aio_health.HealthServicer()
         server = await make_server(
-            store, jobs, estimator, health, settings.admission, settings.access
+            store,
+            jobs,
+            estimator,
+            health,
+            settings.admission,
+            settings.access,
+            settings.metrics,
         )
-        with bound(server, settings.address, settings.secured):
+        with (
+            bound(server, settings.address, settings.secured),
+            settings.metrics.exported(lambda: jobs.live),
+        ):
             await jobs.take_up(adopts=not settings.private)
             await server.start()
             log.info("serving", extra={"address": settings.address, "data": str(data)})
@@ -117,13 +128,14 @@ async def make_server(
     health: aio_health.HealthServicer,
     admission: Admission | None = None,
     access: Access | None = None,
+    metrics: Metrics | None = None,
 ) -> grpc.aio.Server:
     """Returns a server with the service, health and reflection, bound to nothing yet.
 
     It runs whatever is named, for whoever asks, where `admission` and `access` say nothing else.
     """
     admission = admission or Admission.everything(jobs.data)
-    interceptor = ErrorsInterceptor(access or Access())
+    interceptor = ErrorsInterceptor(access or Access(), metrics)
     server = grpc.aio.server(interceptors=[interceptor], options=OPTIONS)
     advisor_pb2_grpc.add_AdvisorServicer_to_server(
         AdvisorServicer(store, jobs, estimator, admission), server
@@ -138,7 +150,11 @@ def check_settings(settings: Settings, data: Path) -> None:
     """Raises what a server with these settings could not start for; it listens nowhere after."""
 
     async def bind() -> None:
-        with bound(grpc.aio.server(options=OPTIONS), settings.address, settings.secured):
+        server = grpc.aio.server(options=OPTIONS)
+        with (
+            bound(server, settings.address, settings.secured),
+            settings.metrics.exported(lambda: 0),
+        ):
             pass
 
     with Store(data):

@@ -30,6 +30,7 @@ from advisor.service.binding import Secured
 from advisor.service.errors import error_of
 from advisor.service.estimator import Estimator
 from advisor.service.jobs import Jobs
+from advisor.service.metrics import Metrics
 from advisor.service.store import Store
 from advisor.v1 import advisor_pb2 as pb
 from advisor.v1 import advisor_pb2_grpc
@@ -159,12 +160,14 @@ class Served:
         admission: Admission | None = None,
         access: Access | None = None,
         secured: Secured | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         """Without a socket it listens on a port of 127.0.0.1, which `port` tells."""
         self.data = data
         self.admission = admission
         self.access = access
         self.secured = secured
+        self.metrics = metrics
         self.port = 0 if socket is not None else _free_port()
         self.address = f"unix:{socket}" if socket is not None else f"127.0.0.1:{self.port}"
         self.host = FakeHost()
@@ -172,7 +175,7 @@ class Served:
     async def __aenter__(self) -> Served:
         self.stack = contextlib.AsyncExitStack()
         self.store = self.stack.enter_context(Store(self.data))
-        self.jobs = Jobs(self.store, self.data, self.host.start)
+        self.jobs = Jobs(self.store, self.data, self.host.start, metrics=self.metrics)
         self.server = await servers.make_server(
             self.store,
             self.jobs,
@@ -180,6 +183,7 @@ class Served:
             aio_health.HealthServicer(),
             self.admission,
             self.access,
+            self.metrics,
         )
         self.stack.enter_context(servers.bound(self.server, self.address, self.secured))
         await self.server.start()
