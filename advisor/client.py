@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, NoReturn, Self
@@ -37,9 +36,7 @@ from advisor.convert import (
     advice_record,
     estimate_record,
     estimate_request_message,
-    event_record,
     outcome_message,
-    request_message,
     trial_record,
 )
 from advisor.events import Event
@@ -54,11 +51,12 @@ from advisor.profiler.errors import (
     StoreError,
 )
 from advisor.profiler.records import Advice
-from advisor.request import AdviceRequest, OnDisconnect
+from advisor.request import AdviceRequest
 from advisor.service.errors import error_of
 from advisor.stored import StoredTrial
 from advisor.v1 import advisor_pb2 as pb
 from advisor.v1 import advisor_pb2_grpc
+from advisor.watching import watched
 
 # The kernel's limit of a Unix socket's path is 107 bytes.
 _LONGEST_SOCKET_PATH = 100
@@ -239,21 +237,14 @@ class Client:
     def advise(self, request: AdviceRequest) -> Generator[Event, None, None]:
         """Yields what happens during a campaign; the last event is the `Advice`.
 
-        Closing the iterator cancels the campaign. Raises `WorkloadError`, `PlanError`,
-        `HostError`, or what else the server says.
+        Closing the iterator ends the campaign. A connection that is lost, and a server that starts
+        again, are waited for. Raises `WorkloadError`, `PlanError`, `HostError`, or what else the
+        server says.
         """
-        # Whoever closes the iterator does not want the campaign any more.
-        asked = replace(request, on_disconnect=OnDisconnect.CANCEL)
-        call = self._stub.Advise(request_message(asked))
         try:
-            for message in call:
-                event = event_record(message)
-                if event is not None:
-                    yield event
+            yield from watched(self._stub, request, private=self.private is not None)
         except grpc.RpcError as error:
             _raise(error, self._server)
-        finally:
-            call.cancel()
 
     def get_advice(self, advice_id: str) -> Advice:
         """Returns a finished advice. Raises `NotFoundError` when there is none of that id."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket as sockets
 import subprocess
 import sys
 import tempfile
@@ -18,6 +19,7 @@ from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from served import Served, failure, recorded, request, served, until
 
 from advisor.cli import main
+from advisor.client import Client
 from advisor.convert import event_record, request_message
 from advisor.events import Accepted, TrialStarted
 from advisor.places import data_folder
@@ -98,6 +100,11 @@ def test_same_question_in_flight_is_one_campaign(data: Path, socket: Path) -> No
         assert all(without_progress(each) == without_progress(told[0]) for each in told)
         stored, _ = it.store.trials()
         assert len(stored) == len({one.trial.trial_id for one in stored}) == len(it.host.specs)
+        # Under names of their own too, which then stand for it.
+        names = [request_message(named(f"job-{number}")) for number in range(5)]
+        again = await asyncio.gather(*(told_by(it.stub.Advise(name)) for name in names))
+        assert len({name_of(each) for each in again}) == 1
+        assert name_of(await told_by(it.stub.Advise(names[3]))) == name_of(again[0])
         # The next one is a question of its own again.
         assert name_of(await told_by(it.stub.Advise(message))) != name_of(told[0])
 
@@ -341,7 +348,8 @@ def test_living_server_keeps_its_campaigns(data: Path, socket: Path) -> None:
 
 def row_in(store: Store) -> Row:
     row = Row(advice_id="a1", request=named(), state=State.WAITING, owner="one")
-    return JobStore(store).accept(row, Accepted(advice_id="a1"))
+    JobStore(store).accept(row, Accepted(advice_id="a1"))
+    return row
 
 
 def test_what_an_earlier_attempt_still_says_is_refused(data: Path) -> None:
@@ -411,3 +419,62 @@ def test_slow_listener_misses_progress_only(data: Path) -> None:
 
     with Store(data) as store:
         asyncio.run(test(store))
+
+
+@pytest.mark.fault
+def test_client_comes_back_to_a_server_that_starts_again(data: Path, tmp_path: Path) -> None:
+    """The server is killed amid a campaign; the client sees one campaign, without a gap."""
+    with sockets.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+
+    def serve(*more: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-P", str(SERVED), str(data), port, *more])
+
+    first = serve()
+    second: subprocess.Popen[bytes] | None = None
+    try:
+        with waiting_client(f"127.0.0.1:{port}") as client:
+            told: list[Any] = []
+            for event in client.advise(request()):
+                told.append(event)
+                started = [each for each in told if isinstance(each, TrialStarted)]
+                if second is None and len(started) == 2:
+                    first.kill()
+                    first.wait()
+                    second = serve("--ends")
+        assert isinstance(told[-1], records.Advice)
+        assert sum(isinstance(event, Accepted) for event in told) == 1
+        trials = [event.trial_id for event in told if isinstance(event, records.Trial)]
+        assert len(trials) == len(set(trials)) >= 2
+    finally:
+        for process in (first, second):
+            if process is not None:
+                process.kill()
+                process.wait()
+
+
+def waiting_client(address: str) -> Client:
+    """Returns a client of a server that is there, or starts."""
+    with grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result(timeout=60)
+    return Client(address)
+
+
+def test_iterator_that_is_closed_ends_the_campaign(data: Path) -> None:
+    def ask(address: str) -> None:
+        with Client(address) as client:
+            events = client.advise(request())
+            for event in events:
+                if isinstance(event, TrialStarted) and event.number == 2:
+                    break
+            events.close()
+
+    async def test() -> None:
+        async with Served(data, None) as it:
+            it.host.play = it.host.hang
+            await asyncio.to_thread(ask, it.address)
+            assert it.host.alive == 0
+            assert JobStore(it.store).live() == []
+
+    asyncio.run(test())

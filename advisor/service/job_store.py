@@ -27,7 +27,7 @@ from advisor.profiler.records import Advice, Trial, decode, encode
 from advisor.request import AdviceRequest, OnDisconnect
 from advisor.service.errors import AlreadyExists, error_for, reason_of
 from advisor.service.store import Store, advice_row, json_of, now, trial_row
-from advisor.service.tables import ADVICES, EVENTS, JOBS, TRIALS
+from advisor.service.tables import ADVICES, EVENTS, JOBS, REQUESTS, TRIALS
 
 # A campaign that was begun so often, and whose server always died, is not begun again.
 MOST_ATTEMPTS = 3
@@ -125,41 +125,38 @@ class JobStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def accept(self, row: Row, event: Accepted) -> Row:
-        """Stores a campaign with its first event; returns the one that its name stands for.
-
-        That is an earlier one where `request_id` was used before. Raises `AlreadyExists` when it
-        asked for something else.
-        """
-        request, content = row.request, content_of(row.request)
+    def accept(self, row: Row, event: Accepted) -> None:
+        """Stores a campaign with its first event. Raises `AlreadyExists` as `named` does."""
         with self._store.writing() as connection:
-            if request.request_id is not None:
-                query = sa.select(JOBS).where(JOBS.c.request_id == request.request_id)
-                there = connection.execute(query).one_or_none()
-                if there is not None and there.content != content:
-                    raise AlreadyExists(
-                        f"request_id {request.request_id} has asked for something else",
-                        "it stands for what was asked under it first",
-                        "choose another one for another request",
-                    )
-                if there is not None:
-                    return _row(there)
             values = {
                 "advice_id": row.advice_id,
-                "request_id": request.request_id,
-                "content": content,
                 "created": now(),
                 "state": row.state.value,
                 "owner": row.owner,
                 "attempt": row.attempt,
-                "request": json_of(request),
+                "request": json_of(row.request),
                 "failure": "",
             }
             connection.execute(sa.insert(JOBS), values)
-            connection.execute(
-                sa.insert(EVENTS), _event(row.advice_id, Told(seq=1, elapsed_s=0.0, event=event))
-            )
-        return row
+            told = Told(seq=1, elapsed_s=0.0, event=event)
+            connection.execute(sa.insert(EVENTS), _event(row.advice_id, told))
+            _name(connection, row.request, row.advice_id)
+
+    def named(self, request: AdviceRequest) -> str | None:
+        """Returns the campaign that a request's own name stands for; None: for none yet.
+
+        Raises `AlreadyExists` when it asked for something else.
+        """
+        if request.request_id is None:
+            return None
+        with self._store.reading() as connection:
+            return _named(connection, request)
+
+    def join(self, request: AdviceRequest, advice_id: str) -> None:
+        """Has a request's own name, if it has one, stand for a campaign that answers it."""
+        if request.request_id is not None:
+            with self._store.writing() as connection:
+                _name(connection, request, advice_id)
 
     def find(self, advice_id: str) -> Row:
         """Returns a campaign. Raises `NotFoundError`."""
@@ -234,8 +231,9 @@ class JobStore:
         counts = {}
         with self._store.writing() as connection:
             old = sa.select(JOBS.c.advice_id).where(JOBS.c.created < before)
-            gone = EVENTS.c.advice_id.in_(old) & EVENTS.c.advice_id.not_in(living)
-            connection.execute(sa.delete(EVENTS).where(gone))
+            for table in (EVENTS, REQUESTS):
+                gone = table.c.advice_id.in_(old) & table.c.advice_id.not_in(living)
+                connection.execute(sa.delete(table).where(gone))
             for name, table in (("campaigns", JOBS), ("trials", TRIALS), ("advices", ADVICES)):
                 gone = (table.c.created < before) & table.c.advice_id.not_in(living)
                 counts[name] = connection.execute(sa.delete(table).where(gone)).rowcount
@@ -286,6 +284,36 @@ class JobStore:
                 f"the campaign {row.advice_id} is not this server's any more",
                 "another one has begun it again, or it has ended",
             )
+
+
+def _named(connection: sa.Connection, request: AdviceRequest) -> str | None:
+    query = sa.select(REQUESTS).where(REQUESTS.c.request_id == request.request_id)
+    there = connection.execute(query).one_or_none()
+    if there is None:
+        return None
+    if there.content != content_of(request):
+        raise AlreadyExists(
+            f"request_id {request.request_id} has asked for something else",
+            "it stands for what was asked under it first",
+            "choose another one for another request",
+        )
+    return str(there.advice_id)
+
+
+def _name(connection: sa.Connection, request: AdviceRequest, advice_id: str) -> None:
+    """Stores the name of a request; raises `AlreadyExists` when it stands for another campaign."""
+    if request.request_id is None:
+        return
+    there = _named(connection, request)
+    if there not in (None, advice_id):
+        raise AlreadyExists(f"request_id {request.request_id} was asked at the same moment")
+    if there is None:
+        values = {
+            "request_id": request.request_id,
+            "advice_id": advice_id,
+            "content": content_of(request),
+        }
+        connection.execute(sa.insert(REQUESTS), values)
 
 
 def trials_of(told: Sequence[Told]) -> list[Trial]:

@@ -168,16 +168,22 @@ class Jobs:
         async with self._accepting:
             if self._closed:
                 raise ShuttingDown("the server is shutting down")
-            same = self._asked_the_same(request)
-            if same is not None:
-                same.goes_on |= request.on_disconnect is OnDisconnect.CONTINUE
-                found.append((same.advice_id, same.watch()))
-                return
-            advice_id = await self._store_new(request, caller)
+            advice_id = await asyncio.to_thread(self._store.named, request)
+            if advice_id is None:
+                advice_id = await self._join_or_store(request, caller)
             found.append((advice_id, await self.watch(advice_id)))
 
+    async def _join_or_store(self, request: AdviceRequest, caller: str) -> str:
+        """Returns the campaign that runs for the same question, or a new one."""
+        same = self._asked_the_same(request)
+        if same is None:
+            return await self._store_new(request, caller)
+        await asyncio.to_thread(self._store.join, request, same.advice_id)
+        same.goes_on |= request.on_disconnect is OnDisconnect.CONTINUE
+        return same.advice_id
+
     async def _store_new(self, request: AdviceRequest, caller: str) -> str:
-        """Returns the name of the campaign of a request, which runs; or ended long ago."""
+        """Returns a new campaign, which runs."""
         row = Row(
             advice_id=secrets.token_hex(5),
             request=request,
@@ -198,11 +204,10 @@ class Jobs:
                 "ask again when one has ended, or cancel one",
             )
         accepted = Accepted(advice_id=row.advice_id)
-        kept = await asyncio.to_thread(self._store.accept, row, accepted)
-        if kept.advice_id == row.advice_id:
-            told = await asyncio.to_thread(self._store.events, row.advice_id)
-            self._start(Job(self._store, row, told, caller))
-        return kept.advice_id
+        await asyncio.to_thread(self._store.accept, row, accepted)
+        told = await asyncio.to_thread(self._store.events, row.advice_id)
+        self._start(Job(self._store, row, told, caller))
+        return row.advice_id
 
     async def _take_up(self, row: Row) -> None:
         try:
@@ -214,8 +219,8 @@ class Jobs:
         self._start(Job(self._store, claimed, told))
 
     def _asked_the_same(self, request: AdviceRequest) -> Job | None:
-        """Returns the campaign that runs for the same request, unless one of its own was asked."""
-        if request.request_id is not None or request.limits.fresh:
+        """Returns the campaign that runs for the same question, unless one of its own is asked."""
+        if request.limits.fresh:
             return None
         content = content_of(request)
         return next(

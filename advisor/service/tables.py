@@ -48,10 +48,6 @@ JOBS = sa.Table(
     METADATA,
     sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("advice_id", sa.Text, nullable=False, unique=True),
-    # The caller's own name of the request; NULL where none was given.
-    sa.Column("request_id", sa.Text, nullable=True, unique=True),
-    # SHA-256 of what was asked: the same name must ask for the same.
-    sa.Column("content", sa.Text, nullable=False),
     sa.Column("created", sa.Text, nullable=False),
     sa.Column("state", sa.Text, nullable=False, index=True),
     # Name of the server whose lock tells whether it lives.
@@ -62,6 +58,15 @@ JOBS = sa.Table(
     # Why it failed; empty where it did not.
     sa.Column("failure", sa.Text, nullable=False),
     sqlite_autoincrement=True,
+)
+# Callers' own names of what they asked, and the campaign that answers it. Since version 3.
+REQUESTS = sa.Table(
+    "requests",
+    METADATA,
+    sa.Column("request_id", sa.Text, primary_key=True),
+    sa.Column("advice_id", sa.Text, nullable=False, index=True),
+    # SHA-256 of what was asked: the same name must ask for the same.
+    sa.Column("content", sa.Text, nullable=False),
 )
 # What a campaign told, numbered from 1 without a gap. A trial and the advice stand in their tables.
 EVENTS = sa.Table(

@@ -161,14 +161,15 @@ class Served:
         access: Access | None = None,
         secured: Secured | None = None,
         metrics: Metrics | None = None,
+        port: int = 0,
     ) -> None:
-        """Without a socket it listens on a port of 127.0.0.1, which `port` tells."""
+        """Without a socket it listens on a port of 127.0.0.1, a free one where none is given."""
         self.data = data
         self.admission = admission
         self.access = access
         self.secured = secured
         self.metrics = metrics
-        self.port = 0 if socket is not None else _free_port()
+        self.port = port if port or socket is not None else _free_port()
         self.address = f"unix:{socket}" if socket is not None else f"127.0.0.1:{self.port}"
         self.host = FakeHost()
 
@@ -238,13 +239,14 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def main(data: Path, socket: Path) -> None:
-    """Serves until it is killed; trials other than eager ones last for ever."""
-    async with Served(data, socket) as it:
-        it.host.play = it.host.hang
+async def main(data: Path, where: str, *, ends: bool) -> None:
+    """Serves until it is killed; trials other than eager ones last for ever, or end at once."""
+    port = int(where) if where.isdigit() else 0
+    async with Served(data, None if port else Path(where), port=port) as it:
+        it.host.play = None if ends else it.host.hang
         await it.jobs.take_up(adopts=True)
         await asyncio.sleep(3600)
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    asyncio.run(main(Path(sys.argv[1]), sys.argv[2], ends="--ends" in sys.argv))
