@@ -77,7 +77,8 @@ def test_presets_exist(readme: str) -> None:
 
 def test_make_targets_exist(repository: Path) -> None:
     targets = set(re.findall(r"^([a-z]+):", (repository / "Makefile").read_text(), re.MULTILINE))
-    for page in ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/ranks.md"):
+    pages = ("architecture", "ranks", "service")
+    for page in ("README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in pages)):
         text = (repository / page).read_text()
         named = set(re.findall(r"(?:`|^\$ )make ([a-z]+)", text, re.MULTILINE))
         assert named <= targets, page
