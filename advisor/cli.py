@@ -329,6 +329,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prog_name="advise",
             standalone_mode=False,
         )
+        # Here, where a reader that has gone is no error; not when Python ends.
+        sys.stdout.flush()
     except (KeyboardInterrupt, typer.Abort):
         return say_interrupted()
     except _ParseError as error:

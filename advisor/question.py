@@ -89,12 +89,9 @@ class Typed:
     port: int = 0
 
 
-def request_of(typed: Typed) -> AdviceRequest:
-    """Returns the request that was typed.
-
-    Raises `PlanError` or `WorkloadError` for the first thing that makes no sense.
-    """
-    plan = Plan(
+def plan_of(typed: Typed) -> Plan:
+    """Returns the plan that was typed. Raises `PlanError` for a network that is no size."""
+    return Plan(
         steps=typed.steps,
         epochs=typed.epochs,
         steps_per_epoch=typed.steps_per_epoch,
@@ -109,6 +106,14 @@ def request_of(typed: Typed) -> AdviceRequest:
         if typed.network is None
         else float(parse_size(typed.network.removesuffix("/s"), "--network")),
     )
+
+
+def request_of(typed: Typed) -> AdviceRequest:
+    """Returns the request that was typed.
+
+    Raises `PlanError` or `WorkloadError` for the first thing that makes no sense.
+    """
+    plan = plan_of(typed)
     limits = Limits(
         budget_s=None if typed.budget is None else parse_duration(typed.budget, "--budget"),
         memory_limit_bytes=None

@@ -87,15 +87,14 @@ def train(
 
 def measure(typed: Typed, command: Sequence[str], server: str | None) -> Advice:
     """Returns the advice for a script, which runs for its first steps, and stores it."""
-    from advisor.models.plan import Plan
     from advisor.profiler.units import duration, parse_duration, printable
+    from advisor.question import plan_of
     from advisor.script_advice import advice_of
     from advisor.script_run import measure as measured
     from advisor.service.store import now
 
     _refuse_what_is_for_workloads(typed, server)
-    names = [field.name for field in fields(Plan)]
-    plan = Plan(**{key: getattr(typed, key) for key in names})
+    plan = plan_of(typed)
     plan.validate()
     config = _config(typed)
     budget_s = parse_duration(typed.budget, "--budget") if typed.budget else _USUAL_BUDGET_S

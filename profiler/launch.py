@@ -66,33 +66,16 @@ class TrialHost:
     async def __aenter__(self) -> Self:
         ours, theirs = socket.socketpair()
         try:
-            starting = asyncio.ensure_future(
-                asyncio.create_subprocess_exec(
-                    self._python,
-                    "-P",
-                    "-m",
-                    "advisor.profiler.host",
-                    str(theirs.fileno()),
-                    pass_fds=[theirs.fileno()],
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=self._log,
-                    stderr=self._log,
-                    # Out of the terminal's reach: Ctrl-C is for whoever asked, who then ends us.
-                    start_new_session=True,
-                )
-            )
-            try:
-                self._process = await asyncio.shield(starting)
-            except asyncio.CancelledError:
-                # Cancelled half-way it would leave a process that nobody knows of.
-                self._process = await starting
-                ours.close()
-                await to_the_end(self._kill())
-                raise
+            # Cancelled half-way it would leave a process that nobody knows of.
+            await to_the_end(self._spawn(theirs))
+        except asyncio.CancelledError:
+            ours.close()
+            await to_the_end(self._kill())
+            raise
         finally:
             theirs.close()
-        self._reader, self._writer = await asyncio.open_connection(sock=ours)
         try:
+            self._reader, self._writer = await asyncio.open_connection(sock=ours)
             async with asyncio.timeout(_READY_TIMEOUT_S):
                 message = await self._next()
             if isinstance(message, Refused):
@@ -118,6 +101,21 @@ class TrialHost:
     ) -> None:
         await to_the_end(self._stop())
         self._log.close()
+
+    async def _spawn(self, theirs: socket.socket) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            self._python,
+            "-P",
+            "-m",
+            "advisor.profiler.host",
+            str(theirs.fileno()),
+            pass_fds=[theirs.fileno()],
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            # Out of the terminal's reach: Ctrl-C is for whoever asked, who then ends us.
+            start_new_session=True,
+        )
 
     async def run(
         self, spec: TrialSpec, on_progress: Callable[[Progress], None] = lambda _: None

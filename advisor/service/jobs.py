@@ -151,6 +151,8 @@ class Jobs:
     async def close(self) -> None:
         """Ends all campaigns and takes no new ones; those that go on wait for the next server."""
         self._closed = True
+        async with self._accepting:
+            pass  # what was being accepted is there, or refused
         tasks = [job.task for job in self._live.values() if job.task is not None]
         for task in tasks:
             # A task that is ending already must not be interrupted in its clean-up.
