@@ -93,19 +93,35 @@ def test_name_of_another_request_is_refused(data: Path, socket: Path) -> None:
 
 
 def test_same_question_in_flight_is_one_campaign(data: Path, socket: Path) -> None:
+    async def together(it: Served, messages: list[pb.AdviseRequest]) -> list[list[pb.AdviseEvent]]:
+        """Returns what all calls were told; the campaign goes on once each has been answered."""
+        go_on = asyncio.Event()
+
+        async def play(spec: records.TrialSpec) -> records.Trial:
+            await go_on.wait()
+            return recorded(spec)
+
+        it.host.play = play
+        calls: list[Any] = [it.stub.Advise(message) for message in messages]
+        first = [await call.read() for call in calls]
+        go_on.set()
+        rest = await asyncio.gather(*(told_by(call) for call in calls))
+        return [[event, *more] for event, more in zip(first, rest, strict=True)]
+
     async def test(it: Served) -> None:
         message = request_message(named())
-        told = await asyncio.gather(*(told_by(it.stub.Advise(message)) for _ in range(20)))
+        told = await together(it, [message] * 20)
         assert len({name_of(each) for each in told}) == 1
         assert all(without_progress(each) == without_progress(told[0]) for each in told)
         stored, _ = it.store.trials()
         assert len(stored) == len({one.trial.trial_id for one in stored}) == len(it.host.specs)
         # Under names of their own too, which then stand for it.
         names = [request_message(named(f"job-{number}")) for number in range(5)]
-        again = await asyncio.gather(*(told_by(it.stub.Advise(name)) for name in names))
+        again = await together(it, names)
         assert len({name_of(each) for each in again}) == 1
         assert name_of(await told_by(it.stub.Advise(names[3]))) == name_of(again[0])
         # The next one is a question of its own again.
+        it.host.play = None
         assert name_of(await told_by(it.stub.Advise(message))) != name_of(told[0])
 
     served(test, data, socket)
