@@ -58,6 +58,14 @@ async def told_by(call: Any) -> list[pb.AdviseEvent]:
     return [event async for event in call]
 
 
+async def rest_of(call: Any) -> list[pb.AdviseEvent]:
+    """Returns what a call that `read` has begun still says."""
+    told = []
+    while (event := await call.read()) is not grpc.aio.EOF:
+        told.append(event)
+    return told
+
+
 def name_of(told: list[pb.AdviseEvent]) -> str:
     return str(told[0].accepted.advice_id)
 
@@ -105,7 +113,7 @@ def test_same_question_in_flight_is_one_campaign(data: Path, socket: Path) -> No
         calls: list[Any] = [it.stub.Advise(message) for message in messages]
         first = [await call.read() for call in calls]
         go_on.set()
-        rest = await asyncio.gather(*(told_by(call) for call in calls))
+        rest = await asyncio.gather(*(rest_of(call) for call in calls))
         return [[event, *more] for event, more in zip(first, rest, strict=True)]
 
     async def test(it: Served) -> None:
